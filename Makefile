@@ -1,0 +1,39 @@
+# Everything a developer does, from a fresh clone, with Python 3.11 or newer and make.
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := build/demo
+
+.PHONY: setup demo test test-all lint scale clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"error: Python {v[0]}.{v[1]} found, 3.11 or newer needed; run: make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# A small random checkpoint of Cosmos 3 Nano's shape: exported, validated, shown.
+demo: setup
+	rm -rf $(DEMO)
+	$(BIN)/python tests/omni_fixtures nano-like $(DEMO)/checkpoint
+	$(BIN)/motrt export $(DEMO)/checkpoint -o $(DEMO)/bundle
+	$(BIN)/motrt validate $(DEMO)/bundle --against $(DEMO)/checkpoint
+	$(BIN)/motrt inspect $(DEMO)/bundle
+
+test: setup
+	$(BIN)/python -m pytest -m 'not full'
+
+# The whole product of fixtures, precisions and lowerings.
+test-all: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/python tests/lint.py
+
+# Edge, Nano and Super from checkpoints that are holes on disk; both lowerings.
+scale: setup
+	$(BIN)/python tests/scale.py
+
+clean:
+	rm -rf .venv build dist

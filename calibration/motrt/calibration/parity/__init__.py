@@ -1,0 +1,1 @@
+"""Parity: the same inputs through a bundle and through a reference, and what differs."""

@@ -1,0 +1,97 @@
+"""Every error that motrt raises on purpose.
+
+::
+
+    MotrtError
+    ├── ConfigError             (ValueError)   a setting or a config file is wrong
+    ├── MissingDependencyError  (ImportError)  an extra is not installed
+    ├── CheckpointError                        files or tensors of a checkpoint are wrong
+    ├── ContractError           (ValueError)   a graph or an array disagrees with the contract
+    ├── BundleError                            a bundle is damaged, foreign or from a newer motrt
+    ├── ExportError                            a graph or a converted weight cannot be written
+    ├── ExecutionError                         an engine refused a run
+    └── ParityError                            numbers differ from the reference
+
+Each message is one line: what is wrong, what was got, what was expected, what to do.
+The four parts are attributes too, so that ``--json`` reports them apart.
+"""
+
+from __future__ import annotations
+
+
+class MotrtError(Exception):
+    """Base of the tree.
+
+    Args:
+        message: What is wrong, without a full stop.
+        got: The offending value, if there is one.
+        expected: What would have been right.
+        fix: What the user can do about it, as an imperative sentence.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        fix: str | None = None,
+    ) -> None:
+        self.message = message
+        self.got = None if got is None else str(got)
+        self.expected = None if expected is None else str(expected)
+        self.fix = fix
+        parts = [message]
+        if self.got is not None:
+            parts.append(f"got {self.got}")
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if fix is not None:
+            parts.append(fix)
+        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Return the error as the object that ``--json`` prints."""
+        return {
+            "type": type(self).__name__,
+            "message": self.message,
+            "got": self.got,
+            "expected": self.expected,
+            "fix": self.fix,
+        }
+
+
+class ConfigError(MotrtError, ValueError):
+    """A setting or a config file is wrong."""
+
+
+class MissingDependencyError(MotrtError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class CheckpointError(MotrtError):
+    """Files or tensors of a checkpoint are missing, unexpected or damaged."""
+
+
+class ContractError(MotrtError, ValueError):
+    """A graph or an array disagrees with the contract."""
+
+
+class BundleError(MotrtError):
+    """A bundle is damaged, foreign, or written by a newer motrt."""
+
+
+class ExportError(MotrtError):
+    """A graph or a converted weight cannot be written."""
+
+
+class ExecutionError(MotrtError):
+    """An engine refused a run."""
+
+
+class ParityError(MotrtError):
+    """Numbers differ from the reference by more than the tolerance."""
+
+    exit_code = 3

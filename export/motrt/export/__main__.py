@@ -1,0 +1,5 @@
+"""``python -m motrt.export`` is ``motrt``."""
+
+from motrt.export.cli import main
+
+main()

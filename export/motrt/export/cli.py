@@ -1,0 +1,120 @@
+"""The program ``motrt``: a table of verbs, exit codes, and nothing else.
+
+A verb's module is imported when that verb is called and not before: ``motrt --help`` must not pay
+for torch, and an embedded box without onnx must still run ``motrt doctor``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from motrt.engines.errors import MotrtError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: where its function is, and what the overview says about it."""
+
+    module: str
+    summary: str
+
+
+VERBS: dict[str, Verb] = {
+    "export": Verb("motrt.export.commands.export", "Write a checkpoint as a bundle."),
+    "validate": Verb(
+        "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
+    ),
+    "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
+    "doctor": Verb("motrt.engines.commands.doctor", "Show what this machine can run."),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program and exit: 0 done, 1 error, 2 usage, 3 parity outside tolerance."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the program and return its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)  # so that `kill` cleans up as Ctrl-C does
+    try:
+        _program(arguments)(arguments, prog_name="motrt")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    return 0
+
+
+def _program(arguments: list[str]) -> Callable[..., Any]:
+    app = typer.Typer(
+        help="Mixture-of-Transformers checkpoints as two engines over one weights store.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(epilog="Example: motrt export Cosmos3-Edge -o edge.bundle --precision bf16")(
+        _root
+    )
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, verb in VERBS.items():
+        if name == chosen:
+            module = importlib.import_module(verb.module)
+            function = _guarded(module.command)
+            app.command(name, help=module.HELP, epilog=module.EXAMPLE)(function)
+        else:
+            app.command(name, help=verb.summary)(_placeholder)
+    return typer.main.get_command(app)
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"motrt {installed('motrt')}")
+        raise typer.Exit
+
+
+def _placeholder() -> None:
+    """Stand in for a verb that was not called, in the overview."""
+
+
+def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn a verb's result, its errors and Ctrl-C into exit codes."""
+
+    @functools.wraps(command)
+    def call(**options: Any) -> None:
+        try:
+            code = command(**options) or 0
+        except MotrtError as err:
+            if options.get("debug"):
+                traceback.print_exc()
+            if options.get("as_json"):
+                print(json.dumps({"error": err.to_dict()}))
+            print(f"error: {err}", file=sys.stderr)
+            code = err.exit_code
+        except KeyboardInterrupt:
+            print("interrupted; nothing was kept", file=sys.stderr)
+            code = EXIT_INTERRUPTED
+        sys.exit(code)
+
+    return call
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
