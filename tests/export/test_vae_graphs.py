@@ -22,12 +22,11 @@ from safetensors.torch import save_file  # noqa: E402
 from motrt.engines.dtypes import DType  # noqa: E402
 from motrt.engines.errors import ConfigError, ExportError  # noqa: E402
 from motrt.engines.store import WeightEntry, WeightStore  # noqa: E402
-from motrt.engines.vae_contract import (  # noqa: E402
-    VaeConfig,
+from motrt.engines.vae_config import VaeConfig  # noqa: E402
+from motrt.engines.vae_contract import vae_contracts  # noqa: E402
+from motrt.engines.vae_network import decoder_network, encoder_network  # noqa: E402
+from motrt.engines.vae_tensors import (
     cache_slots,
-    decoder_network,
-    encoder_network,
-    vae_contracts,
     vae_weight_table,
 )
 from motrt.export.graphs.builder import serialize  # noqa: E402
@@ -66,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         out_channels=12,
         scale_factor_spatial=16,
     ),
-    "wan2.1": _config(4, base_dim=4),
+    "wan2.1": _config(4, base_dim=8),
     # Shortcuts that repeat a channel over several outputs, or average without a change of size;
     # and half the temporal factor, where diffusers still encodes four frames at a time.
     "hourglass": _config(
@@ -461,7 +460,6 @@ def test_config_defaults_are_diffusers() -> None:
         ({"scale_factor_spatial": 16}, "scale_factor_spatial cannot be right; got 16; expected 8"),
         ({"scale_factor_temporal": 8}, "scale_factor_temporal cannot be right"),
         ({"patch_size": 2, "scale_factor_spatial": 16}, "in_channels cannot be right"),
-        ({"dim_mult": [1, 2, 4, 3], "is_residual": True}, "dim_mult cannot be right"),
         ({"dim_mult": []}, "dim_mult cannot be right"),
         ({"num_res_blocks": 10**9}, "num_res_blocks cannot be right"),
         ({"base_dim": "96"}, "base_dim has the wrong type; got '96'; expected int"),
@@ -473,6 +471,12 @@ def test_config_defaults_are_diffusers() -> None:
 def test_wrong_configs_are_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         VaeConfig.from_dict(keys)
+
+
+def test_widths_that_a_shortcut_cannot_spread_are_refused() -> None:
+    config = VaeConfig.from_dict({"dim_mult": [1, 2, 4, 3], "is_residual": True})
+    with pytest.raises(ConfigError, match="dim_mult cannot be right"):
+        vae_weight_table(config)
 
 
 def test_public_files_key_without_meaning_is_accepted() -> None:

@@ -1,1 +1,64 @@
-"""motrt.engines."""
+"""Contract, manifest, weights store, bundles and backends. Nothing here imports torch."""
+
+from motrt.engines.bundle import Bundle
+from motrt.engines.checkpoint import Checkpoint, open_checkpoint
+from motrt.engines.contract import (
+    CONTRACT_VERSION,
+    MASK_VALUE,
+    Cache,
+    EngineContract,
+    Modality,
+    generator_contract,
+    reasoner_contract,
+)
+from motrt.engines.dtypes import DType, Precision
+from motrt.engines.errors import (
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    ContractError,
+    ExecutionError,
+    ExportError,
+    MissingDependencyError,
+    MotrtError,
+    ParityError,
+)
+from motrt.engines.manifest import Manifest
+from motrt.engines.model_config import ModelConfig
+from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
+from motrt.engines.store import WeightEntry, WeightStore
+from motrt.engines.tensors import TensorSpec
+
+__all__ = [
+    # Bundles and checkpoints
+    "Bundle",
+    "Checkpoint",
+    "Manifest",
+    "ModelConfig",
+    "WeightEntry",
+    "WeightStore",
+    "open_checkpoint",
+    # The contract
+    "CONTRACT_VERSION",
+    "MASK_VALUE",
+    "Cache",
+    "DType",
+    "EngineContract",
+    "Modality",
+    "Precision",
+    "TensorSpec",
+    "generator_contract",
+    "reasoner_contract",
+    # Backends
+    "OnnxRuntimeEngine",
+    # Errors
+    "BundleError",
+    "CheckpointError",
+    "ConfigError",
+    "ContractError",
+    "ExecutionError",
+    "ExportError",
+    "MissingDependencyError",
+    "MotrtError",
+    "ParityError",
+]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
+import signal
 import tempfile
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from motrt.engines.contract import EngineContract, generator_contract, reasoner_contract
 from motrt.engines.errors import BundleError, CheckpointError, ExportError
-from motrt.engines.manifest import FileRecord, Manifest
+from motrt.engines.manifest import FORMAT, FileRecord, Manifest
 from motrt.engines.safetensors_header import read_header
 from motrt.engines.store import WeightEntry, WeightStore
 
@@ -43,7 +46,7 @@ class Bundle:
                 folder.
         """
         path = root / MANIFEST
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file raises where a name is too long
             raise BundleError(
                 "there is no bundle",
                 got=root,
@@ -127,12 +130,11 @@ class Bundle:
         """
         pure = PurePosixPath(name)
         path = self.root / name
-        if (
-            pure.is_absolute()
-            or ".." in pure.parts
-            or "\\" in name
-            or not path.resolve().is_relative_to(self.root.resolve())
-        ):
+        try:
+            stays = path.resolve().is_relative_to(self.root.resolve())
+        except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL in the name
+            stays = False
+        if pure.is_absolute() or ".." in pure.parts or "\\" in name or not stays:
             raise BundleError(
                 "the bundle reaches outside its folder",
                 got=name,
@@ -143,14 +145,16 @@ class Bundle:
 
     def _check_file(self, name: str, record: FileRecord) -> None:
         path = self.path(name)
-        try:
-            size = path.stat().st_size
-        except OSError as err:
-            raise BundleError(f"the bundle lacks {name}", got=err.strerror, fix=_AGAIN) from err
+        if not os.path.isfile(path):  # a folder, or a pipe that would block its reader
+            raise BundleError(f"the bundle lacks {name}", got="no such file", fix=_AGAIN)
+        size = path.stat().st_size
         if size != record.nbytes:
             raise _changed(name, f"{size} bytes", f"{record.nbytes} bytes")
         if record.sha256 is not None:
-            have = sha256_of(path)
+            try:
+                have = sha256_of(path)
+            except OSError as err:
+                raise BundleError(f"cannot read {name}", got=err.strerror, fix=_AGAIN) from err
             if have != record.sha256:
                 raise _changed(name, f"sha256 {have[:12]}…", f"{record.sha256[:12]}…")
         if record.header_sha256 is not None:
@@ -193,7 +197,8 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         ExportError: ``target`` exists and may not be replaced, or the disk refuses.
     """
-    if target.exists() or target.is_symlink():
+    target = Path(os.path.abspath(target))  # "." has no name, and no place beside it
+    if os.path.lexists(target):
         if not overwrite:
             raise ExportError(
                 "the output exists already",
@@ -201,45 +206,95 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 expected="a new name",
                 fix="Choose another -o, or pass --overwrite.",
             )
-        if not (target / MANIFEST).is_file():
+        if not _is_bundle(target):
             raise ExportError(
                 "the output is not a bundle, so it is not replaced",
                 got=target,
-                expected=f"a folder with {MANIFEST}",
+                expected=f"a folder with a {MANIFEST} of motrt's",
                 fix="Choose another -o.",
             )
+    absent = [parent for parent in target.parents if not os.path.lexists(parent)]
+    folder = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as err:
-        raise ExportError(f"cannot write beside {target}", got=err.strerror or err) from err
-    try:
+        with _uninterrupted():
+            folder = _make_folder(target)
         yield folder
         folder.chmod(0o755)  # mkdtemp makes 0700
-        _swap(folder, target)
+        with _uninterrupted():
+            _swap(folder, target, overwrite=overwrite)
+            absent = []
     except OSError as err:
         raise ExportError(
             "cannot write the bundle; nothing was kept",
             got=err.strerror or err,
-            fix="Check free space and permissions of the output folder.",
+            expected=f"room for it in {target.parent}",
+            fix="Check free space and permissions there, or choose another -o.",
         ) from err
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with _uninterrupted():
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # somebody else may have put something there by now
+                for parent in absent:
+                    parent.rmdir()
 
 
-def _swap(folder: Path, target: Path) -> None:
-    if not target.exists():
-        folder.rename(target)
+def _is_bundle(folder: Path) -> bool:
+    """Whether motrt, of whatever version, wrote it: any other manifest.json is none of ours."""
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_bytes()) if os.path.isfile(path) else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def _make_folder(target: Path) -> Path:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as err:
+        raise ExportError(
+            f"cannot write beside {target}",
+            got=err.strerror or err,
+            expected=f"a folder {target.parent} that can be written to",
+            fix="Choose another -o.",
+        ) from err
+
+
+def _swap(folder: Path, target: Path, *, overwrite: bool) -> None:
+    if not (overwrite and os.path.lexists(target)):
+        folder.rename(target)  # refuses what somebody else has put there meanwhile
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    target.rename(old / "bundle")
     try:
-        folder.rename(target)
-    except BaseException:  # Ctrl-C included: the old bundle must come back before `old` goes
-        (old / "bundle").rename(target)
-        raise
+        target.rename(old / "bundle")
+        try:
+            folder.rename(target)
+        except OSError:
+            (old / "bundle").rename(target)
+            raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C and ``kill`` off to the end of a block that must not be left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread alone
+        return
+    caught: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, _: caught.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in caught[:1]:
+            signal.raise_signal(number)
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -8,6 +8,8 @@ Two layouts: a diffusers pipeline folder (``transformer/`` and its neighbours; a
 from __future__ import annotations
 
 import json
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +24,7 @@ from motrt.engines.weight_names import weight_table
 # that needs them.
 COMPONENTS = ("vae", "scheduler", "text_tokenizer", "sound_tokenizer", "vision_encoder")
 _STEMS = ("diffusion_pytorch_model", "model")
-_FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             all missing, unexpected and misshapen ones are named at once.
         ConfigError: The config has unknown keys or impossible values.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):  # Path.is_dir raises where a name is too long
         raise CheckpointError(
             "there is no checkpoint",
             got=path,
@@ -90,7 +92,9 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: The file cannot be read or holds something else.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(
+            path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite
+        )
     except (OSError, ValueError, RecursionError) as err:
         raise CheckpointError(
             f"cannot read {path.name}", got=err, expected="a JSON object", fix=f"Check {path}."
@@ -100,6 +104,13 @@ def read_json(path: Path) -> dict[str, Any]:
             f"cannot read {path.name}", got=type(data).__name__, expected="a JSON object"
         )
     return data
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no JSON number")  # and the manifest could not repeat it
+    return value
 
 
 def open_weights(folder: Path) -> WeightStore:
@@ -192,11 +203,11 @@ def check_weights(config: ModelConfig, store: WeightStore) -> None:
     )
     _report(
         problems,
-        "not in floating point",
+        "neither float32, float16 nor bfloat16",
         [
             f"{name} {store.entries[name].dtype.label}"
             for name in common
-            if store.entries[name].dtype not in _FLOATS
+            if store.entries[name].dtype not in FLOATS
         ],
     )
     if problems:

@@ -50,7 +50,7 @@ class MotrtError(Exception):
             parts.append(f"expected {self.expected}")
         if fix is not None:
             parts.append(fix)
-        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+        super().__init__("; ".join(_one_line(part) for part in parts))
 
     def to_dict(self) -> dict[str, str | None]:
         """Return the error as the object that ``--json`` prints."""
@@ -61,6 +61,12 @@ class MotrtError(Exception):
             "expected": self.expected,
             "fix": self.fix,
         }
+
+
+def _one_line(text: str) -> str:
+    """Fold white space and spell out control characters, which a stranger's file may bring."""
+    folded = " ".join(text.split())
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in folded)
 
 
 class ConfigError(MotrtError, ValueError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from motrt.engines.contract import CONTRACT_VERSION
+from motrt.engines.manifest import GUARDRAIL
 from motrt.engines.memory_estimate import MemoryEstimate, Shapes, estimate_memory
 from motrt.engines.weight_names import Part, weight_table
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import TensorSpec
 
 # Every bundle of this contract version says the same; see Manifest.to_json.
-GUARDRAIL = "not exported"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FORMAT = "motrt-bundle"
+GUARDRAIL = "not exported"  # the public pipelines' safety checker
 _T = TypeVar("_T")
 
 
@@ -89,7 +90,7 @@ class Manifest:
             "rotary_axes": list(self.rotary_axes),
             "components": self.components,
             "absent": self.absent,
-            "guardrail": "not exported",
+            "guardrail": GUARDRAIL,
             "scheduler": self.scheduler,
             "pipeline": self.pipeline,
             "probe": self.probe,
@@ -112,7 +113,7 @@ class Manifest:
                 for part, entries in self.weights.items()
             },
         }
-        return json.dumps(data, indent=1) + "\n"
+        return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -144,11 +145,11 @@ class Manifest:
                 lowering=_text(data["lowering"]),
                 cache=Cache(data["cache"]),
                 modalities=check_modalities(model, [Modality(m) for m in data["modalities"]]),
-                inv_freq=tuple(float(value) for value in data["inv_freq"]),
-                rotary_axes=tuple(int(axis) for axis in data["rotary_axes"]),
+                inv_freq=tuple(_frequency(value) for value in data["inv_freq"]),
+                rotary_axes=tuple(_natural(axis) for axis in data["rotary_axes"]),
                 files=_map(data["files"], _file_record),
                 weights=_map(data["weights"], lambda part: _map(part, _weight_entry)),
-                components=_map(data["components"], dict),
+                components=_map(data["components"], _component),
                 absent=_map(data["absent"], _text),
                 scheduler=dict(data["scheduler"]),
                 pipeline=dict(data["pipeline"]),
@@ -162,15 +163,22 @@ class Manifest:
             ) from err
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise _bad(f"{type(err).__name__}: {err}", "every field of the schema") from err
+        layout = data.get("weight_layout")
+        if layout != model.weight_layout:
+            raise _bad(f"weight_layout {layout!r}", f"the model's, {model.weight_layout!r}")
         half = model.head_dim // 2
         if len(manifest.inv_freq) != half or len(manifest.rotary_axes) != half:
-            raise _bad(f"{len(manifest.inv_freq)} rotary frequencies", f"head_dim / 2 = {half}")
+            raise _bad(
+                f"{len(manifest.inv_freq)} rotary frequencies on {len(manifest.rotary_axes)} axes",
+                f"head_dim / 2 = {half}",
+            )
         if not set(manifest.rotary_axes) <= {0, 1, 2}:
             raise _bad(f"rotary axes {sorted(set(manifest.rotary_axes))}", "0, 1 and 2")
         return manifest
 
 
 _AGAIN = "Export the checkpoint again."
+_FLOAT32_MAX = 3.4028235e38
 
 
 def _record(record: FileRecord) -> dict[str, Any]:
@@ -179,19 +187,24 @@ def _record(record: FileRecord) -> dict[str, Any]:
 
 
 def _file_record(data: Mapping[str, Any]) -> FileRecord:
-    record = FileRecord(int(data["bytes"]), data.get("sha256"), data.get("header_sha256"))
-    if record.sha256 is None and record.header_sha256 is None:
+    hashes = {key: _text(data[key]) for key in ("sha256", "header_sha256") if key in data}
+    if not hashes:
         raise ValueError("a file without a hash")
-    return record
+    return FileRecord(_natural(data["bytes"]), **hashes)
 
 
 def _weight_entry(data: Mapping[str, Any]) -> WeightEntry:
-    shape = tuple(int(size) for size in data["shape"])
-    if min(shape, default=0) < 0 or int(data["offset"]) < 0:
-        raise ValueError("negative sizes")
     return WeightEntry(
-        _text(data["file"]), int(data["offset"]), DType.from_label(data["dtype"]), shape
+        _text(data["file"]),
+        _natural(data["offset"]),
+        DType.from_label(_text(data["dtype"])),
+        tuple(_natural(size) for size in data["shape"]),
     )
+
+
+def _component(data: Mapping[str, Any]) -> dict[str, Any]:
+    graphs = data.get("graphs")
+    return dict(data) if graphs is None else {**data, "graphs": _map(graphs, _text)}
 
 
 def _map(data: Mapping[str, Any], convert: Callable[[Any], _T]) -> dict[str, _T]:
@@ -202,6 +215,18 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {value!r}")
     return value
+
+
+def _natural(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"expected a natural number, got {value!r}")
+    return value
+
+
+def _frequency(value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value < _FLOAT32_MAX:
+        raise TypeError(f"expected a frequency, got {value!r}")
+    return float(value)
 
 
 def _bad(got: str, expected: str) -> BundleError:

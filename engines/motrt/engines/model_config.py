@@ -87,6 +87,8 @@ class ModelConfig:
         for name in ("rms_norm_eps", "rope_theta", "timestep_scale", "sound_latent_fps"):
             value = getattr(self, name)
             _require(self, name, 0 < value < float("inf"), "a positive number")
+        # In float32 the frequencies 1 / theta^(2j / D) must be neither 0 nor infinite.
+        _require(self, "rope_theta", 1 <= self.rope_theta <= 1e30, "a number from 1 to 1e30")
         _require(
             self, "weight_layout", self.weight_layout in ("separate", "shared"), "separate, shared"
         )
@@ -166,7 +168,7 @@ class ModelConfig:
                 near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
                 raise ConfigError(
                     f"{source} has an unknown key",
-                    got=key,
+                    got=repr(key),
                     expected=f"a known key; the nearest is {near[0]!r}",
                     fix="Correct the key, or remove it if it has no meaning for inference.",
                 )
@@ -177,14 +179,14 @@ class ModelConfig:
                 expected="16- or 32-bit weights",
                 fix="Export the checkpoint that it was quantized from.",
             )
-        values = {key: data[key] for key in fields if data.get(key) is not None}
-        values["rope_axes_dim"] = _rope_axes(data)
-        for field in dataclasses.fields(cls):
-            if field.name in values:
-                values[field.name] = _typed(
-                    field.name, str(field.type), values[field.name], source
-                )
-        return cls(**values)
+        given = {**data, "rope_axes_dim": _rope_axes(data, source)}
+        return cls(
+            **{
+                field.name: _typed(field.name, str(field.type), given[field.name], source)
+                for field in dataclasses.fields(cls)
+                if field.name in given
+            }
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form that :meth:`from_dict` reads back."""
@@ -208,21 +210,29 @@ _POSITIVE = (
 )
 
 
-def _rope_axes(data: Mapping[str, Any]) -> Any:
-    axes = data.get("rope_axes_dim")
-    if axes is None:
-        scaling = data.get("rope_scaling")
-        axes = scaling.get("mrope_section") if isinstance(scaling, Mapping) else None
-    return _DEFAULT_AXES if axes is None else axes
+def _rope_axes(data: Mapping[str, Any], source: str) -> Any:
+    axes, scaling = data.get("rope_axes_dim"), data.get("rope_scaling")
+    if axes is not None:
+        return axes
+    if not isinstance(scaling, (Mapping, type(None))):
+        raise ConfigError(
+            f"{source}: rope_scaling has the wrong type", got=repr(scaling), expected="an object"
+        )
+    return (scaling or {}).get("mrope_section", _DEFAULT_AXES)
 
 
 def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
     """Check the JSON type of one value; JSON has one number type, so 1e6 may stand for an int."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation.startswith("int") and is_number and float(value).is_integer():
-        return int(value)
-    if annotation == "float" and is_number:
-        return float(value)
+    if value is None and annotation.endswith("None"):
+        return None
+    if annotation.startswith("int"):
+        if type(value) is int or (isinstance(value, float) and value.is_integer()):
+            return int(value)
+    elif annotation == "float" and type(value) in (int, float):
+        try:
+            return float(value)
+        except OverflowError:
+            pass  # an integer of hundreds of digits
     if annotation == "bool" and isinstance(value, bool):
         return value
     if "Literal" in annotation or annotation == "WeightLayout":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import stat
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # The reference implementation refuses longer headers, so no honest file has one.
 MAX_HEADER_BYTES = 100_000_000
+_MAX_QUOTED = 200  # characters of a stranger's header in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,10 @@ def read_header(path: Path) -> Header:
         CheckpointError: The file is not safetensors, is truncated, or its header lies.
     """
     try:
-        file_bytes = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise _bad(path, "something else than a file", "a safetensors file")
+        file_bytes = status.st_size
         with path.open("rb") as file:
             prefix = file.read(8)
             if len(prefix) < 8:
@@ -71,27 +75,35 @@ def read_header(path: Path) -> Header:
             raw = file.read(length)
     except OSError as err:
         raise CheckpointError(
-            f"cannot read {path.name}", got=err.strerror or err, fix=f"Check {path}."
+            f"cannot read {path.name}",
+            got=err.strerror or err,
+            expected="a safetensors file",
+            fix=f"Check {path}.",
         ) from err
     try:
-        table = json.loads(raw, object_pairs_hook=_unique_pairs)
+        # Decoded here: given bytes, json would accept UTF-16 and a byte order mark too.
+        table = json.loads(raw.decode(), object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as err:
         raise _bad(path, f"a header that is not JSON ({err})", "a safetensors file") from err
     if not isinstance(table, dict):
         raise _bad(path, f"a header that is a {type(table).__name__}", "a JSON object")
     metadata = table.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _bad(path, f"__metadata__ = {metadata!r}", "an object of strings")
     data_start = 8 + length
-    tensors = {name: _entry(path, name, item, data_start) for name, item in table.items()}
+    tensors = {
+        name: _entry(path, name, item, data_start, file_bytes) for name, item in table.items()
+    }
     _check_layout(path, tensors, data_start, file_bytes)
     return Header(
         tensors=tensors,
-        metadata=metadata if isinstance(metadata, dict) else {},
+        metadata=metadata,
         sha256=hashlib.sha256(prefix + raw).hexdigest(),
         file_bytes=file_bytes,
     )
 
 
-def _entry(path: Path, name: str, item: object, data_start: int) -> HeaderEntry:
+def _entry(path: Path, name: str, item: object, data_start: int, file_bytes: int) -> HeaderEntry:
     if not isinstance(item, dict) or item.keys() != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"entry {name!r} = {item!r}", "dtype, shape and data_offsets")
     try:
@@ -104,12 +116,12 @@ def _entry(path: Path, name: str, item: object, data_start: int) -> HeaderEntry:
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise _bad(path, f"{name!r} with shape {shape} and offsets {offsets}", "natural numbers")
     begin, end = offsets
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = _nbytes(shape, dtype, file_bytes)
     if end - begin != nbytes:
         raise _bad(
             path,
             f"{name!r} {dtype.label}{shape} over {end - begin} bytes",
-            f"{nbytes} bytes",
+            "more bytes than the file has" if nbytes is None else f"{nbytes} bytes",
         )
     return HeaderEntry(dtype, tuple(shape), data_start + begin, nbytes)
 
@@ -142,14 +154,28 @@ def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return table
 
 
+def _nbytes(shape: list[int], dtype: DType, limit: int) -> int | None:
+    """Multiply no further than the limit: a lying shape can be millions of numbers long."""
+    if 0 in shape:
+        return 0
+    nbytes = dtype.itemsize
+    for size in shape:
+        nbytes *= size
+        if nbytes > limit:
+            return None
+    return nbytes
+
+
 def _naturals(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 1 << 63 for item in value
+    )
 
 
 def _bad(path: Path, got: str, expected: str) -> CheckpointError:
     return CheckpointError(
         f"{path.name} is not a sound safetensors file",
-        got=got,
+        got=got if len(got) <= _MAX_QUOTED else f"{got[:_MAX_QUOTED]}…",
         expected=expected,
         fix="Download or copy the file again.",
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import resource
 import shutil
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines.bundle import (
@@ -20,7 +22,13 @@ from motrt.engines.bundle import (
     record_weights,
     write_atomic,
 )
-from motrt.engines.checkpoint import Checkpoint, open_checkpoint, open_weights, read_json
+from motrt.engines.checkpoint import (
+    FLOATS,
+    Checkpoint,
+    open_checkpoint,
+    open_weights,
+    read_json,
+)
 from motrt.engines.contract import (
     Modality,
     available_modalities,
@@ -28,11 +36,14 @@ from motrt.engines.contract import (
     generator_contract,
     reasoner_contract,
 )
-from motrt.engines.errors import CheckpointError
+from motrt.engines.errors import CheckpointError, ExportError
+from motrt.engines.finite import check_finite
 from motrt.engines.manifest import FileRecord, Manifest
 from motrt.engines.progress import Progress, silent
 from motrt.engines.rotary import rotary_axes
-from motrt.engines.vae_contract import VaeConfig, vae_contracts, vae_weight_table
+from motrt.engines.vae_config import VaeConfig
+from motrt.engines.vae_contract import vae_contracts
+from motrt.engines.vae_tensors import vae_weight_table
 from motrt.export.graphs.builder import serialize
 from motrt.export.graphs.check import check_onnx
 from motrt.export.graphs.generator import author_generator
@@ -45,15 +56,12 @@ from motrt.export.result import ExportOptions, ExportResult
 from motrt.export.torch_rotary import reference_inv_freq
 from motrt.export.weights import (
     WeightPlan,
-    check_finite,
     check_space,
     place_weights,
     plan_transformer,
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import onnx_ir as ir
 
     from motrt.engines.contract import EngineContract
@@ -92,8 +100,10 @@ def export_checkpoint(
     started = time.perf_counter()
     lowering = lowering_named(options.lowering)
     source = open_checkpoint(checkpoint)
+    _refuse_loss(checkpoint, output)
     modalities = check_modalities(
-        source.config, options.modalities or available_modalities(source.config)
+        source.config,
+        available_modalities(source.config) if options.modalities is None else options.modalities,
     )
     plans = {"transformer": _transformer_plan(source, options, modalities)}
     vae = _vae(source)
@@ -153,6 +163,7 @@ def export_checkpoint(
         progress("probe", 1, 1)
         manifest = dataclasses.replace(manifest, probe=probe)
         write_atomic(folder / MANIFEST, manifest.to_json().encode())
+        Bundle.open(folder)
     return ExportResult(
         bundle=output,
         seconds=time.perf_counter() - started,
@@ -168,6 +179,17 @@ def peak_rss_bytes() -> int:
     """Return the process's peak resident memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _refuse_loss(checkpoint: Path, output: Path) -> None:
+    """Refuse an output whose replacement would take the checkpoint with it."""
+    if Path(os.path.realpath(checkpoint)).is_relative_to(os.path.realpath(output)):
+        raise ExportError(
+            "the output would replace the checkpoint",
+            got=output,
+            expected="a folder that does not hold the checkpoint",
+            fix="Choose another -o.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +209,13 @@ def _vae(source: Checkpoint) -> _Vae | None:
     table = vae_weight_table(config)
     wrong = sorted(
         set(table) ^ set(store.entries)
-        | {n for n in set(table) & set(store.entries) if table[n] != store.entries[n].shape}
+        | {n for n, e in store.entries.items() if e.shape != table.get(n) or e.dtype not in FLOATS}
     )
     if wrong:
         raise CheckpointError(
             "the VAE's tensors do not fit its config",
-            got=f"{len(wrong)} missing, unexpected or misshapen: {', '.join(wrong)}",
+            got=f"{len(wrong)} missing, unexpected, misshapen or not in floating point: "
+            f"{', '.join(wrong)}",
             expected=f"the {len(table)} tensors of vae/config.json",
             fix="Use the config.json that belongs to these weights.",
         )
@@ -228,9 +251,15 @@ def _place(
         "weights", sum(plan.cast_nbytes + plan.linked_nbytes for plan in plans.values()), progress
     )
     cast_name = f"model-{options.precision.value}.safetensors"
+    linked = sum(plan.linked_nbytes for plan in plans.values())
     return {
         part: place_weights(
-            plan, folder, copy=options.copy_weights, cast_name=cast_name, advance=step
+            plan,
+            folder,
+            copy=options.copy_weights,
+            cast_name=cast_name,
+            advance=step,
+            copy_nbytes=linked,
         )
         for part, plan in plans.items()
     }

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
 from motrt.engines.dtypes import DType, Precision
 from motrt.engines.errors import ExportError
-from motrt.engines.finite import check_finite as check_finite
 from motrt.engines.finite import pieces, refuse_nonfinite
 from motrt.engines.safetensors_header import read_header
 from motrt.engines.safetensors_writer import write_safetensors
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     Advance = Callable[[int], None]
 
-_FLOAT16_MAX = 65504.0
+# The largest finite value, and what to export with instead if it is exceeded.
+_LARGEST = {
+    DType.FLOAT16: (65504.0, "bf16 or fp32"),
+    DType.BFLOAT16: (float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), "fp32"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,13 @@ def plan_transformer(source: WeightStore, precision: Precision) -> WeightPlan:
 
 
 def place_weights(
-    plan: WeightPlan, folder: Path, *, copy: bool, cast_name: str, advance: Advance
+    plan: WeightPlan,
+    folder: Path,
+    *,
+    copy: bool,
+    cast_name: str,
+    advance: Advance,
+    copy_nbytes: int,
 ) -> dict[str, WeightEntry]:
     """Put a component's tensors under ``folder/weights/<part>/``.
 
@@ -88,8 +98,10 @@ def place_weights(
         plan: What to do.
         folder: The bundle in the making.
         copy: Copy files instead of linking them.
-        cast_name: File name for the cast tensors.
+        cast_name: File name for the cast tensors, if no linked file has it.
         advance: Called with the number of bytes done.
+        copy_nbytes: Bytes that copying would take in all components together, for the message
+            where linking is refused.
 
     Returns:
         Each tensor's place in the bundle.
@@ -103,13 +115,15 @@ def place_weights(
     target.mkdir(parents=True)
     entries: dict[str, WeightEntry] = {}
     for file in plan.linked_files:
-        _link(plan.source.root / file, target / file, copy=copy, total=plan.linked_nbytes)
+        _link(plan.source.root / file, target / file, copy=copy, total=copy_nbytes)
         advance((target / file).stat().st_size)
     for name, entry in plan.source.entries.items():
         if name not in plan.casts:
             file = str(place / entry.file)
             entries[name] = WeightEntry(file, entry.offset, entry.dtype, entry.shape)
     if plan.casts:
+        while cast_name in plan.linked_files:
+            cast_name = f"cast-{cast_name}"
         _write_casts(plan, target / cast_name, advance)
         for name, item in read_header(target / cast_name).tensors.items():
             file = str(place / cast_name)
@@ -164,13 +178,14 @@ def _write_casts(plan: WeightPlan, path: Path, advance: Advance) -> None:
 
 def _cast(name: str, piece: Array, dtype: DType) -> Array:
     wide = piece.astype(np.float32)
-    if dtype is DType.FLOAT16:
+    if dtype in _LARGEST:
+        largest, wider = _LARGEST[dtype]
         peak = float(np.abs(wide).max(initial=0.0))
-        if peak > _FLOAT16_MAX:
+        if peak > largest:
             raise ExportError(
-                f"a value of {name} does not fit float16",
+                f"a value of {name} does not fit {dtype.label}",
                 got=f"{peak:g}",
-                expected=f"at most {_FLOAT16_MAX:g}",
-                fix="Export with --precision bf16 or fp32.",
+                expected=f"at most {largest:g}",
+                fix=f"Export with --precision {wider}.",
             )
     return wide.astype(dtype.numpy)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
-from motrt.engines.vae_contract import VaeConfig, vae_contracts
+from motrt.engines.vae_config import VaeConfig
+from motrt.engines.vae_contract import vae_contracts
 
 if TYPE_CHECKING:
     from motrt.engines.bundle import Bundle

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 from motrt.engines.progress import Progress, silent
@@ -44,19 +44,25 @@ def print_table(table: Any) -> None:
 @contextmanager
 def stage_bars(*, quiet: bool) -> Iterator[Progress]:
     """Yield a ``progress(stage, done, total)`` that draws one bar a stage."""
-    if quiet:
+    console = words()
+    if quiet or not console.is_terminal:
         yield silent
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=words(), transient=True) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Bars(*columns, console=console, transient=True)
+    tasks: dict[str, TaskID] = {}
 
-        def advance(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+    def advance(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            bars.start()  # not before there is something to show: an error would begin with a gap
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
 
+    try:
         yield advance
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def human_bytes(count: float) -> str:

@@ -19,7 +19,8 @@ from motrt.engines.commands.console import (
     stage_bars,
 )
 from motrt.engines.commands.tables import plain_table
-from motrt.engines.inspection import GUARDRAIL, Amount, Inspection, inspect_bundle
+from motrt.engines.inspection import Amount, Inspection, inspect_bundle
+from motrt.engines.manifest import GUARDRAIL
 from motrt.engines.memory_estimate import Shapes
 from motrt.engines.verification import Verification, verify_bundle
 

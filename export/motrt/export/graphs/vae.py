@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING
 
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import ExportError
-from motrt.engines.vae_contract import (
-    VaeConfig,
-    cache_slots,
-    decoder_network,
-    encoder_network,
-    vae_contracts,
-    vae_weight_table,
-)
+from motrt.engines.vae_contract import vae_contracts
+from motrt.engines.vae_network import decoder_network, encoder_network
+from motrt.engines.vae_tensors import cache_slots, vae_weight_table
 from motrt.export.graphs.builder import GraphBuilder
 from motrt.export.graphs.vae_blocks import (
     Chunk,
@@ -45,7 +40,8 @@ if TYPE_CHECKING:
 
     from motrt.engines.contract import EngineContract
     from motrt.engines.store import WeightEntry
-    from motrt.engines.vae_contract import Network, Stage
+    from motrt.engines.vae_config import VaeConfig
+    from motrt.engines.vae_network import Network, Stage
 
 
 def author_vae(

@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from motrt.engines.vae_contract import CACHE_FRAMES
+from motrt.engines.vae_tensors import CACHE_FRAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import onnx_ir as ir
 
-    from motrt.engines.vae_contract import Network, ResidualLayer
+    from motrt.engines.vae_network import Network, ResidualLayer
     from motrt.export.graphs.builder import GraphBuilder
 
 _NORM_EPS = 1e-12  # torch.nn.functional.normalize

@@ -21,7 +21,7 @@ from motrt.export.graphs.vae_blocks import (
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from motrt.engines.vae_contract import ResampleLayer, Stage
+    from motrt.engines.vae_network import ResampleLayer, Stage
 
 
 def upsample(chunk: Chunk, x: Frames, layer: ResampleLayer) -> Frames:

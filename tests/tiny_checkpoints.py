@@ -1,0 +1,112 @@
+"""Checkpoints of a few hundred kilobytes, written without torch and easily broken.
+
+Their tensors come from motrt's own table, which ``engines/test_weight_names.py`` holds against
+diffusers; their files are written by the safetensors library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from motrt.engines.model_config import ModelConfig
+from motrt.engines.tensors import Array
+from motrt.engines.weight_names import weight_table
+
+STEM = "diffusion_pytorch_model"
+FILE = f"{STEM}.safetensors"
+INDEX = f"{FILE}.index.json"
+DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
+
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 64,
+    "latent_channel": 4,
+    "latent_patch_size": 2,
+    "patch_latent_dim": 16,
+    "rope_axes_dim": [4, 2, 2],
+    "action_gen": True,
+    "action_dim": 8,
+    "num_embodiment_domains": 3,
+    "sound_gen": True,
+    "sound_dim": 8,
+}
+
+
+def tiny_tensors(config: Mapping[str, Any] = TINY, dtype: str = "float32") -> dict[str, Array]:
+    """Return a tensor of every name; norms near one, the rest small."""
+    random = np.random.RandomState(3)
+    return {
+        name: (
+            random.standard_normal(spec.shape) * 0.1 + (1.0 if len(spec.shape) == 1 else 0.0)
+        ).astype(DTYPES[dtype])
+        for name, spec in weight_table(ModelConfig.from_dict(config)).items()
+    }
+
+
+def write_checkpoint(
+    root: Path,
+    config: Mapping[str, Any] = TINY,
+    tensors: Mapping[str, Array] | None = None,
+    *,
+    dtype: str = "float32",
+    shards: int = 1,
+) -> Path:
+    """Write ``root/transformer`` and return ``root``; with several shards, an index too."""
+    tensors = tiny_tensors(config, dtype) if tensors is None else tensors
+    folder = root / "transformer"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(dict(tensors), folder / FILE)
+        return root
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"{STEM}-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = {name: tensors[name] for name in list(tensors)[shard::shards]}
+        save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return root
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    """Set keys of a JSON object in a file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def edit_tensors(path: Path, **values: Array) -> None:
+    """Replace tensors of a safetensors file; a dot in a name is written ``__``."""
+    tensors = load_file(path)
+    save_file({**tensors, **{n.replace("__", "."): v for n, v in values.items()}}, path)
+
+
+def raw_safetensors(header: object, data: bytes = b"", *, length: int | None = None) -> bytes:
+    """Return a file of any header, honest or not; ``header`` is an object or JSON text."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def tree(folder: Path) -> dict[str, Any]:
+    """Return everything under a folder: content, or where a link points."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        )
+        for path in sorted(folder.rglob("*"))
+    }
