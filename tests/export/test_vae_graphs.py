@@ -17,23 +17,23 @@ diffusers = pytest.importorskip("diffusers")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx_ir")
 
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import save_file
 
-from motrt.engines.dtypes import DType  # noqa: E402
-from motrt.engines.errors import ConfigError, ExportError  # noqa: E402
-from motrt.engines.store import WeightEntry, WeightStore  # noqa: E402
-from motrt.engines.vae_config import VaeConfig  # noqa: E402
-from motrt.engines.vae_contract import vae_contracts  # noqa: E402
-from motrt.engines.vae_network import decoder_network, encoder_network  # noqa: E402
+from motrt.engines.dtypes import DType
+from motrt.engines.errors import ConfigError, ExportError
+from motrt.engines.store import WeightEntry, WeightStore
+from motrt.engines.vae_config import VaeConfig
+from motrt.engines.vae_contract import vae_contracts
+from motrt.engines.vae_network import decoder_network, encoder_network
 from motrt.engines.vae_tensors import (
     cache_slots,
     vae_weight_table,
 )
-from motrt.export.graphs.builder import serialize  # noqa: E402
-from motrt.export.graphs.check import check_onnx  # noqa: E402
-from motrt.export.graphs.lint import lint  # noqa: E402
-from motrt.export.graphs.vae import author_vae  # noqa: E402
-from omni_fixtures.randomize import randomize_  # noqa: E402
+from motrt.export.graphs.builder import serialize
+from motrt.export.graphs.check import check_onnx
+from motrt.export.graphs.lint import lint
+from motrt.export.graphs.vae import author_vae
+from omni_fixtures.randomize import randomize_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

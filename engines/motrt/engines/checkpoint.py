@@ -101,7 +101,10 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from err
     if not isinstance(data, dict):
         raise CheckpointError(
-            f"cannot read {path.name}", got=type(data).__name__, expected="a JSON object"
+            f"cannot read {path.name}",
+            got=type(data).__name__,
+            expected="a JSON object",
+            fix=f"Check {path}.",
         )
     return data
 
@@ -145,15 +148,21 @@ def _open_sharded(folder: Path, index: Path) -> WeightStore:
         isinstance(file, str) for file in weight_map.values()
     ):
         raise CheckpointError(
-            f"{index.name} has no usable weight_map", expected="an object of tensor name → file"
+            f"{index.name} has no usable weight_map",
+            got=type(weight_map).__name__,
+            expected="an object of tensor name → file",
+            fix="Download the folder again.",
         )
     files = sorted(set(weight_map.values()))
     for file in files:
-        if PurePosixPath(file).name != file:
+        if not file or PurePosixPath(file).name != file:
             raise CheckpointError(
-                f"{index.name} names a file outside its folder", got=file, expected="a file name"
+                f"{index.name} names a file outside its folder",
+                got=repr(file),
+                expected="a file name",
+                fix="Do not use this checkpoint.",
             )
-    absent = [file for file in files if not (folder / file).is_file()]
+    absent = [file for file in files if not os.path.isfile(folder / file)]
     if absent:
         raise CheckpointError(
             f"{index.name} names shards that are absent",

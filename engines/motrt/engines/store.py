@@ -91,7 +91,9 @@ class WeightStore:
                 "the weights store lacks a tensor", got=name, expected=f"one of {len(self)} names"
             )
         if entry.nbytes == 0:
-            return np.empty(entry.shape, entry.dtype.numpy)
+            empty = np.empty(entry.shape, entry.dtype.numpy)
+            empty.flags.writeable = False
+            return empty
         raw = self._map(entry.file)[entry.offset : entry.offset + entry.nbytes]
         return raw.view(entry.dtype.numpy).reshape(entry.shape)
 
