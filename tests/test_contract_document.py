@@ -26,8 +26,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
-from contract_runner import Array, Bundle, Clip, Generator, Named, Text, Vae  # noqa: E402
-from omni_fixtures.checkpoints import build_pipeline  # noqa: E402
+from contract_runner import Array, Bundle, Clip, Generator, Named, Text, Vae
+from omni_fixtures.checkpoints import build_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

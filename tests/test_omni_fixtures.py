@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from omni_fixtures.checkpoints import (  # noqa: E402
+from omni_fixtures.checkpoints import (
     build_pipeline,
     build_shared,
     build_transformer,
     shared_as_separate,
 )
-from omni_fixtures.configs import (  # noqa: E402
+from omni_fixtures.configs import (
     EDGE_LIKE,
     NANO_LIKE,
     PIPELINES,
@@ -28,10 +28,10 @@ from omni_fixtures.configs import (  # noqa: E402
     SUPER_LIKE,
     Config,
 )
-from omni_fixtures.names import generator_name  # noqa: E402
-from omni_fixtures.reference import load_pipeline  # noqa: E402
-from omni_fixtures.sparse import build_sparse  # noqa: E402
-from omni_fixtures.tokenizer import SPECIAL_TOKENS, build_tokenizer, save_tokenizer  # noqa: E402
+from omni_fixtures.names import generator_name
+from omni_fixtures.reference import load_pipeline
+from omni_fixtures.sparse import build_sparse
+from omni_fixtures.tokenizer import SPECIAL_TOKENS, build_tokenizer, save_tokenizer
 
 TRANSFORMERS = {"nano-like": NANO_LIKE, "edge-like": EDGE_LIKE, "super-like": SUPER_LIKE}
 WEIGHTS = "diffusion_pytorch_model.safetensors"

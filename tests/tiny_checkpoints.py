@@ -1,4 +1,4 @@
-"""Checkpoints of a few hundred kilobytes, written without torch and easily broken.
+"""Checkpoints and bundles of a few hundred kilobytes, written without torch and easily broken.
 
 Their tensors come from motrt's own table, which ``engines/test_weight_names.py`` holds against
 diffusers; their files are written by the safetensors library.
@@ -15,7 +15,14 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from motrt.engines.bundle import MANIFEST, record_small, record_weights
+from motrt.engines.contract import Cache, available_modalities
+from motrt.engines.dtypes import Precision
+from motrt.engines.manifest import Manifest
 from motrt.engines.model_config import ModelConfig
+from motrt.engines.rotary import rotary_axes
+from motrt.engines.safetensors_header import read_header
+from motrt.engines.store import WeightEntry
 from motrt.engines.tensors import Array
 from motrt.engines.weight_names import weight_table
 
@@ -82,6 +89,40 @@ def write_checkpoint(
         save_file(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return root
+
+
+def write_bundle(root: Path) -> Path:
+    """Write a bundle that opens, with a few bytes in place of its graphs; no onnx needed."""
+    model = ModelConfig.from_dict(TINY)
+    place = "weights/transformer/model.safetensors"
+    for folder in ("weights/transformer", "tokenizer"):
+        (root / folder).mkdir(parents=True)
+    save_file(tiny_tensors(), root / place)
+    graphs = {name: f"vae_{name}.onnx" for name in ("decoder_first", "decoder_next")}
+    small = ("reasoner.onnx", "generator.onnx", *graphs.values(), "tokenizer/tokenizer.json")
+    for file in small:
+        (root / file).write_text(f"stands for {file}")
+    entries = {
+        name: WeightEntry(place, item.offset, item.dtype, item.shape)
+        for name, item in read_header(root / place).tensors.items()
+    }
+    manifest = Manifest(
+        model=model,
+        precision=Precision.FP32,
+        lowering="native",
+        cache=Cache.STATIC,
+        modalities=available_modalities(model),
+        inv_freq=tuple(float(np.float32(0.3) ** j) for j in range(model.head_dim // 2)),
+        rotary_axes=rotary_axes(model),
+        files={place: record_weights(root / place)}
+        | {file: record_small(root / file) for file in small},
+        weights={"transformer": entries},
+        components={"vae": {"graphs": graphs}, "tokenizer": {"files": [small[-1]]}},
+        absent={"scheduler": "not in the checkpoint"},
+        probe={"status": "skipped"},
+    )
+    (root / MANIFEST).write_text(manifest.to_json())
     return root
 
 

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from motrt.calibration.reference import __main__ as reference  # noqa: E402
-from motrt.calibration.reference.checkpoint import TensorInfo  # noqa: E402
-from motrt.calibration.reference.errors import ReferenceTooLarge  # noqa: E402
-from motrt.calibration.reference.weights import require_memory  # noqa: E402
+from motrt.calibration.reference import __main__ as reference
+from motrt.calibration.reference.checkpoint import TensorInfo
+from motrt.calibration.reference.errors import ReferenceTooLarge
+from motrt.calibration.reference.weights import require_memory
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,

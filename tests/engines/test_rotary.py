@@ -10,15 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from diffusers.models.transformers.transformer_cosmos3 import (  # noqa: E402
+from diffusers.models.transformers.transformer_cosmos3 import (
     Cosmos3VLTextRotaryEmbedding,
 )
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from motrt.engines.model_config import ModelConfig  # noqa: E402
-from motrt.engines.rotary import HEIGHT, TIME, WIDTH, rotary_axes, rotary_tables  # noqa: E402
-from motrt.export.torch_rotary import reference_inv_freq  # noqa: E402
+from motrt.engines.model_config import ModelConfig
+from motrt.engines.rotary import HEIGHT, TIME, WIDTH, rotary_axes, rotary_tables
+from motrt.export.torch_rotary import reference_inv_freq
 
 
 def _reference(config: ModelConfig) -> Any:

@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from diffusers import Cosmos3OmniTransformer  # noqa: E402
+from diffusers import Cosmos3OmniTransformer
 
-from motrt.engines.model_config import ModelConfig  # noqa: E402
-from motrt.engines.weight_names import (  # noqa: E402
+from motrt.engines.model_config import ModelConfig
+from motrt.engines.weight_names import (
     EMBED_TOKENS,
     TIME_EMBEDDER,
     Part,
@@ -21,7 +21,7 @@ from motrt.engines.weight_names import (  # noqa: E402
     reasoner_layer,
     weight_table,
 )
-from omni_fixtures.configs import (  # noqa: E402
+from omni_fixtures.configs import (
     EDGE_LIKE,
     NANO_LIKE,
     PUBLISHED,
@@ -29,8 +29,8 @@ from omni_fixtures.configs import (  # noqa: E402
     SUPER_LIKE,
     transformer_kwargs,
 )
-from omni_fixtures.names import generator_name  # noqa: E402
-from tiny_checkpoints import TINY  # noqa: E402
+from omni_fixtures.names import generator_name
+from tiny_checkpoints import TINY
 
 CUSTOM: dict[str, Any] = {
     **TINY,

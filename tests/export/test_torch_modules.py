@@ -13,40 +13,40 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm  # noqa: E402
-from diffusers.models.transformers.transformer_cosmos3 import (  # noqa: E402
+from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm
+from diffusers.models.transformers.transformer_cosmos3 import (
     Cosmos3NemotronRMSNorm,
 )
 
-from motrt.calibration.reference.packing import joint_inputs  # noqa: E402
-from motrt.calibration.reference.request import GeneratorCase  # noqa: E402
-from motrt.calibration.reference.text_model import build_text_model  # noqa: E402
-from motrt.engines.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from motrt.engines.contract import MASK_VALUE, Modality  # noqa: E402
-from motrt.engines.errors import CheckpointError, ConfigError, ContractError  # noqa: E402
-from motrt.engines.model_config import ModelConfig  # noqa: E402
-from motrt.engines.rotary import rotary_axes, rotary_tables  # noqa: E402
-from motrt.engines.store import WeightStore  # noqa: E402
-from motrt.engines.weight_names import Part, weight_table  # noqa: E402
-from motrt.export.torch_generator import Generator  # noqa: E402
-from motrt.export.torch_layers import RMSNorm  # noqa: E402
-from motrt.export.torch_loading import load_generator, load_reasoner  # noqa: E402
-from motrt.export.torch_reasoner import Reasoner  # noqa: E402
-from motrt.export.torch_rotary import reference_inv_freq  # noqa: E402
-from motrt.runtime.patches import patchify, unpatchify  # noqa: E402
-from motrt.runtime.positions import (  # noqa: E402
+from motrt.calibration.reference.packing import joint_inputs
+from motrt.calibration.reference.request import GeneratorCase
+from motrt.calibration.reference.text_model import build_text_model
+from motrt.engines.checkpoint import Checkpoint, open_checkpoint
+from motrt.engines.contract import MASK_VALUE, Modality
+from motrt.engines.errors import CheckpointError, ConfigError, ContractError
+from motrt.engines.model_config import ModelConfig
+from motrt.engines.rotary import rotary_axes, rotary_tables
+from motrt.engines.store import WeightStore
+from motrt.engines.weight_names import Part, weight_table
+from motrt.export.torch_generator import Generator
+from motrt.export.torch_layers import RMSNorm
+from motrt.export.torch_loading import load_generator, load_reasoner
+from motrt.export.torch_reasoner import Reasoner
+from motrt.export.torch_rotary import reference_inv_freq
+from motrt.runtime.patches import patchify, unpatchify
+from motrt.runtime.positions import (
     action_positions,
     generator_offset,
     sound_positions,
     text_positions,
     vision_positions,
 )
-from omni_fixtures.checkpoints import (  # noqa: E402
+from omni_fixtures.checkpoints import (
     build_shared,
     build_transformer,
     shared_as_separate,
 )
-from omni_fixtures.configs import (  # noqa: E402
+from omni_fixtures.configs import (
     EDGE_LIKE,
     NANO_LIKE,
     PUBLISHED,

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from motrt.runtime.patches import patch_grid, patchify, unpatchify  # noqa: E402
+from motrt.runtime.patches import patch_grid, patchify, unpatchify
 
 
 @given(

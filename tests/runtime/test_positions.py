@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from motrt.engines.model_config import ModelConfig  # noqa: E402
-from motrt.runtime.positions import (  # noqa: E402
+from motrt.engines.model_config import ModelConfig
+from motrt.runtime.positions import (
     action_positions,
     generator_offset,
     sound_positions,
