@@ -41,14 +41,6 @@ class OnnxRuntimeEngine:
     ) -> None:
         ort = onnxruntime()
         self.contract = contract
-        absent = [name for name in providers if name not in ort.get_available_providers()]
-        if absent:
-            raise ExecutionError(
-                "an execution provider is not there",
-                got=", ".join(absent),
-                expected=f"among {', '.join(ort.get_available_providers())}",
-                fix="Install the ONNX Runtime package that has it, or choose another provider.",
-            )
         options = ort.SessionOptions()
         if threads is not None:
             options.intra_op_num_threads = threads
@@ -57,12 +49,7 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(folder)
             )
-        try:
-            self._session: Any = ort.InferenceSession(source, options, providers=list(providers))
-        except Exception as err:  # ONNX Runtime's exceptions share no base class but Exception
-            raise ExecutionError(
-                f"ONNX Runtime does not load the {contract.name}", got=_first_line(err)
-            ) from err
+        self._session: Any = open_session(contract.name, source, options, providers)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once.
@@ -81,11 +68,61 @@ class OnnxRuntimeEngine:
         names = [spec.name for spec in self.contract.outputs]
         try:
             outputs = self._session.run(names, dict(feeds))
-        except Exception as err:  # see above
-            raise ExecutionError(
-                f"ONNX Runtime could not run the {self.contract.name}", got=_first_line(err)
-            ) from err
+        except Exception as err:  # ONNX Runtime's exceptions share no base class but Exception
+            raise _refused(self.contract.name, err) from err
         return dict(zip(names, outputs, strict=True))
+
+
+def open_session(name: str, source: str | bytes, options: Any, providers: Sequence[str]) -> Any:
+    """Open an ``InferenceSession``; never another provider than those asked for.
+
+    Raises:
+        ExecutionError: A provider is absent, or the graph does not load.
+    """
+    ort = onnxruntime()
+    absent = [provider for provider in providers if provider not in ort.get_available_providers()]
+    if absent:
+        raise ExecutionError(
+            "an execution provider is not there",
+            got=", ".join(absent),
+            expected=f"among {', '.join(ort.get_available_providers())}",
+            fix="Install the ONNX Runtime package that has it, or choose another provider.",
+        )
+    try:
+        return ort.InferenceSession(source, options, providers=list(providers))
+    except Exception as err:  # see above
+        raise ExecutionError(
+            f"ONNX Runtime does not load the {name}",
+            got=_first_line(err),
+            fix="The native lowering needs ONNX Runtime 1.32; export with --lowering portable.",
+        ) from err
+
+
+def run_binding(session: Any, binding: Any, outputs: list[str], name: str) -> dict[str, Any]:
+    """Run a session on its bindings.
+
+    Args:
+        session: The session.
+        binding: Its binding.
+        outputs: Names of the outputs in the order in which they were bound: ONNX Runtime returns
+            them in that order, not in the session's.
+        name: Name for messages.
+
+    Returns:
+        OrtValues by output name; they are overwritten by the next run.
+
+    Raises:
+        ExecutionError: ONNX Runtime refused.
+    """
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as err:  # see above
+        raise _refused(name, err) from err
+    return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def _refused(name: str, err: Exception) -> ExecutionError:
+    return ExecutionError(f"ONNX Runtime could not run the {name}", got=_first_line(err))
 
 
 def _first_line(err: Exception) -> str:

@@ -159,9 +159,13 @@ class VaeConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form that :meth:`from_dict` reads back."""
+        """Return the JSON form that :meth:`from_dict` reads back, complete."""
         items = dataclasses.asdict(self).items()
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in items}
+        return {
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in items},
+            "scale_factor_spatial": self.spatial_factor,
+            "scale_factor_temporal": self.temporal_factor,
+        }
 
 
 def _typed(name: str, annotation: str, value: Any, source: str) -> Any:

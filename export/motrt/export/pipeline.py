@@ -138,7 +138,7 @@ def export_checkpoint(
             contracts = vae_contracts(vae.config)
             names = {name: f"vae_{name}.onnx" for name in models}
             graphs |= {names[name]: (models[name], contracts[name]) for name in models}
-            components["vae"] = {"graphs": names, "config": vae.json}
+            components["vae"] = {"graphs": names, "config": vae.config.to_dict()}
         sizes = _write_graphs(folder, graphs, weights)
         progress("graphs", 1, 1)
         components |= _copy_components(source, folder)
@@ -195,7 +195,6 @@ def _refuse_loss(checkpoint: Path, output: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _Vae:
     config: VaeConfig
-    json: dict[str, Any]
     plan: WeightPlan
 
 
@@ -203,8 +202,7 @@ def _vae(source: Checkpoint) -> _Vae | None:
     folder = source.components.get("vae")
     if folder is None:
         return None
-    data = read_json(folder / "config.json")
-    config = VaeConfig.from_dict(data)
+    config = VaeConfig.from_dict(read_json(folder / "config.json"))
     store = open_weights(folder)
     table = vae_weight_table(config)
     wrong = sorted(
@@ -220,7 +218,7 @@ def _vae(source: Checkpoint) -> _Vae | None:
             fix="Use the config.json that belongs to these weights.",
         )
     # Its graphs compute in float32 and cast 16-bit weights on the way in, so nothing is cast here.
-    return _Vae(config, data, WeightPlan("vae", store, {}))
+    return _Vae(config, WeightPlan("vae", store, {}))
 
 
 def _transformer_plan(

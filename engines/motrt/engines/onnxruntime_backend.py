@@ -1,0 +1,137 @@
+"""A bundle's engines on ONNX Runtime: which sessions there are and who holds the weights.
+
+Residency decides how often a weight lies in memory:
+
+* ``separate``: each session loads and packs its own weights. Fastest per step.
+* ``shared``: both sessions read one memory map of the store, unpacked. Smallest, and open at once;
+  the pages belong to the file, so other processes share them too.
+* ``swap``: as ``separate``, but one transformer at a time; opening the other closes this one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from motrt.engines._onnxruntime import onnxruntime
+from motrt.engines.dtypes import DType
+from motrt.engines.errors import ConfigError, ExecutionError
+from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
+from motrt.engines.onnxruntime_towers import OnnxRuntimeGenerator, OnnxRuntimeReasoner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from motrt.engines.bundle import Bundle
+    from motrt.engines.contract import EngineContract
+
+Residency = Literal["separate", "shared", "swap"]
+RESIDENCIES: tuple[str, ...] = get_args(Residency)
+
+
+class OnnxRuntimeBackend:
+    """Opens a bundle's graphs when they are first asked for.
+
+    Args:
+        bundle: The bundle.
+        residency: See above.
+        providers: Execution providers, in order. All must be there.
+        threads: Threads inside an operator; ONNX Runtime's default if None.
+
+    Raises:
+        ConfigError: An unknown residency, or one that the provider cannot have.
+        ExecutionError: A provider is absent, or cannot run the bundle's precision.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        residency: Residency = "separate",
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        threads: int | None = None,
+    ) -> None:
+        if residency not in RESIDENCIES:
+            raise ConfigError("unknown residency", got=residency, expected=", ".join(RESIDENCIES))
+        on_cpu = list(providers) == ["CPUExecutionProvider"]
+        if bundle.dtype is DType.BFLOAT16 and on_cpu:
+            raise ExecutionError(
+                "ONNX Runtime's CPU provider cannot run bfloat16",
+                got=f"a {bundle.manifest.precision.value} bundle",
+                expected="fp32 or fp16",
+                fix="Export with --precision fp32, or use a provider or backend with bfloat16.",
+            )
+        if residency == "shared" and not on_cpu:
+            raise ConfigError(
+                "residency 'shared' maps weights into the CPU's memory",
+                got=", ".join(providers),
+                expected="CPUExecutionProvider alone",
+                fix="Use residency='separate'.",
+            )
+        self.bundle = bundle
+        self.residency = residency
+        self._providers = tuple(providers)
+        self._threads = threads
+        self._ort = onnxruntime()
+        self._reasoner: OnnxRuntimeReasoner | None = None
+        self._generator: OnnxRuntimeGenerator | None = None
+        self._store = bundle.weights()
+        self._weights: dict[str, Any] = {}
+
+    def reasoner(self) -> OnnxRuntimeReasoner:
+        """Return the causal engine."""
+        if self._reasoner is None:
+            if self.residency == "swap":
+                self._generator = None
+            contract = self.bundle.reasoner_contract()
+            manifest = self.bundle.manifest
+            self._reasoner = OnnxRuntimeReasoner(
+                self._session(contract), contract, manifest.cache, manifest.model, self._ort
+            )
+        return self._reasoner
+
+    def generator(self) -> OnnxRuntimeGenerator:
+        """Return the denoiser."""
+        if self._generator is None:
+            if self.residency == "swap":
+                self._reasoner = None
+            contract = self.bundle.generator_contract()
+            self._generator = OnnxRuntimeGenerator(self._session(contract), contract, self._ort)
+        return self._generator
+
+    def component(self, contract: EngineContract, file: str) -> OnnxRuntimeEngine:
+        """Open another graph of the bundle."""
+        return OnnxRuntimeEngine(
+            contract, self.bundle.path(file), providers=self._providers, threads=self._threads
+        )
+
+    def close(self) -> None:
+        """Drop every session; the backend opens them again if it is used again."""
+        self._reasoner = self._generator = None
+        self._weights.clear()
+
+    def _session(self, contract: EngineContract) -> Any:
+        options = self._ort.SessionOptions()
+        if self._threads is not None:
+            options.intra_op_num_threads = self._threads
+        if self.residency == "shared":
+            # Prepacking would copy each weight into a layout of the session's own.
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            for name in self._store:
+                options.add_initializer(name, self._mapped(name))
+        path = self.bundle.path(f"{contract.name}.onnx")
+        return open_session(contract.name, str(path), options, self._providers)
+
+    def _mapped(self, name: str) -> Any:
+        """Return a weight as an OrtValue over the map; both sessions get the same one."""
+        if name not in self._weights:
+            array, dtype = self._store[name], self._store.entries[name].dtype
+            make = self._ort.OrtValue
+            self._weights[name] = (
+                make.ortvalue_from_numpy_with_onnx_type(array.view("uint16"), dtype.onnx)
+                if dtype is DType.BFLOAT16
+                else make.ortvalue_from_numpy(array)
+            )
+        return self._weights[name]

@@ -1,0 +1,131 @@
+"""The reasoner's K/V cache in ONNX Runtime's memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from motrt.engines.contract import Cache
+from motrt.engines.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from motrt.engines.dtypes import DType
+    from motrt.engines.model_config import ModelConfig
+    from motrt.engines.tensors import Array
+
+_FIRST_ROWS = 128
+
+
+class OnnxRuntimeCache:
+    """Keys and values of one sequence, ``[1, K, rows, D]`` a layer.
+
+    Attention with a static cache costs what the buffers hold, not what they could hold, so they
+    start small and double up to the capacity.
+
+    Args:
+        config: The architecture.
+        dtype: Compute type.
+        kind: How the graph updates it.
+        capacity: Most tokens that it may ever hold.
+        ort: The ONNX Runtime module.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: DType, kind: Cache, capacity: int, ort: Any
+    ) -> None:
+        self.kind = kind
+        self.capacity = capacity
+        self.length = 0
+        self.rows = 0
+        self._config = config
+        self._dtype = dtype
+        self._ort = ort
+        kinds = ("key", "value")
+        layers = range(config.num_hidden_layers)
+        self._names = [f"{i}.{kind}" for i in layers for kind in kinds]
+        # Edge hands the generator keys that were normed once more; values are the reasoner's own.
+        self._context_names = [f"{i}.key" for i in layers] if config.has_context_key_norm else []
+        self._buffers: dict[str, Array] = {}
+        self._context: dict[str, Array] = {}
+        self._values: dict[str, Any] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(a.nbytes for group in (self._buffers, self._context) for a in group.values())
+
+    def reserve(self, count: int) -> None:
+        """Make room for ``count`` more tokens.
+
+        Raises:
+            ExecutionError: They exceed the capacity.
+        """
+        needed = self.length + count
+        if needed > self.capacity:
+            raise ExecutionError(
+                "the K/V cache is full",
+                got=f"{needed} tokens",
+                expected=f"at most {self.capacity}",
+                fix="Open the runtime with a larger capacity, or shorten the prompt.",
+            )
+        if needed <= self.rows:
+            return
+        self.rows = min(self.capacity, max(needed, 2 * self.rows, _FIRST_ROWS))
+        for group, names in ((self._buffers, self._names), (self._context, self._context_names)):
+            for name in names:
+                shape = (1, self._config.num_key_value_heads, self.rows, self._config.head_dim)
+                grown = np.zeros(shape, self._dtype.numpy)  # zeros: what is masked must be finite
+                if self.length:
+                    grown[:, :, : self.length] = group[name][:, :, : self.length]
+                group[name] = grown
+        self._values = {
+            name: self._ort.OrtValue.ortvalue_from_numpy(buffer)
+            for name, buffer in self._buffers.items()
+        }
+
+    def bind(self, binding: Any) -> list[str]:
+        """Bind the past, and for a static cache the present to the same memory.
+
+        Returns:
+            Names of the bound outputs, in order.
+        """
+        outputs = []
+        for name in self._names:
+            if self.kind is Cache.STATIC:
+                value = self._values[name]
+                binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+                binding.bind_ortvalue_output(f"present.{name}", value)
+            else:
+                past = np.ascontiguousarray(self._buffers[name][:, :, : self.length])
+                binding.bind_ortvalue_input(
+                    f"past_key_values.{name}", self._ort.OrtValue.ortvalue_from_numpy(past)
+                )
+                binding.bind_output(f"present.{name}")
+            outputs.append(f"present.{name}")
+        for name in self._context_names:
+            binding.bind_output(f"context.{name}")
+            outputs.append(f"context.{name}")
+        return outputs
+
+    def absorb(self, outputs: dict[str, Any], count: int) -> None:
+        """Take over what a run of ``count`` tokens returned."""
+        rows = slice(self.length, self.length + count)
+        if self.kind is Cache.APPEND:
+            for name in self._names:
+                self._buffers[name][:, :, rows] = outputs[f"present.{name}"].numpy()
+        for name in self._context_names:
+            self._context[name][:, :, rows] = outputs[f"context.{name}"].numpy()
+        self.length += count
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+        self.length = min(self.length, length)
+
+    def context(self) -> dict[str, Array]:
+        """Return the generator's ``context.{i}.key|value``: one compacted copy ``[1, K, U, D]``."""
+        context: dict[str, Array] = {}
+        for name in self._names:
+            source = self._context.get(name, self._buffers[name])
+            context[f"context.{name}"] = source[:, :, : self.length].copy()
+        return context

@@ -1,0 +1,89 @@
+"""What the runtime's loops need of a backend.
+
+The loops know these five shapes and nothing else, so that PyTorch, ONNX Runtime and TensorRT run
+the same loops, and a comparison compares networks, not loops. Arrays are NumPy's; who returns an
+array gives it away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from motrt.engines.contract import EngineContract
+    from motrt.engines.tensors import Array
+
+
+class KeyValueCache(Protocol):
+    """Keys and values of one sequence; the memory is the backend's."""
+
+    capacity: int
+    length: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds now."""
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first ``length`` tokens."""
+
+    def context(self) -> dict[str, Array]:
+        """Return ``context.{i}.key|value`` ``[1, K, U, D]`` of all tokens, compacted."""
+
+
+class ReasonerEngine(Protocol):
+    """The causal tower."""
+
+    def new_cache(self, capacity: int) -> Any:
+        """Return an empty :class:`KeyValueCache`."""
+
+    def forward(
+        self,
+        cache: Any,
+        inputs_embeds: Array,
+        rotary_cos: Array,
+        rotary_sin: Array,
+        logit_indices: Array,
+    ) -> Array:
+        """Append S tokens ``[1, S, E]`` and return logits ``[1, M, V]`` of the chosen ones."""
+
+
+class Branch(Protocol):
+    """One guidance branch of the denoiser, its context bound."""
+
+    def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Predict velocities from what changes: latents and timestep."""
+
+
+class GeneratorEngine(Protocol):
+    """The denoiser."""
+
+    def branch(self, context: Mapping[str, Array], constants: Mapping[str, Array]) -> Branch:
+        """Bind a prompt's context and the inputs that no step changes."""
+
+
+class Graph(Protocol):
+    """Any other graph: arrays in, arrays out."""
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once."""
+
+
+class Backend(Protocol):
+    """Where a bundle's engines run."""
+
+    name: str
+
+    def reasoner(self) -> ReasonerEngine:
+        """Return the causal engine, opened if need be."""
+
+    def generator(self) -> GeneratorEngine:
+        """Return the denoiser, opened if need be."""
+
+    def component(self, contract: EngineContract, file: str) -> Graph:
+        """Open another graph of the bundle."""
+
+    def close(self) -> None:
+        """Let go of everything."""
