@@ -24,6 +24,8 @@ from motrt.engines.rotary import rotary_axes
 from motrt.engines.safetensors_header import read_header
 from motrt.engines.store import WeightEntry
 from motrt.engines.tensors import Array
+from motrt.engines.vae_config import VaeConfig
+from motrt.engines.vae_tensors import vae_weight_table
 from motrt.engines.weight_names import weight_table
 
 STEM = "diffusion_pytorch_model"
@@ -52,6 +54,17 @@ TINY: dict[str, Any] = {
     "num_embodiment_domains": 3,
     "sound_gen": True,
     "sound_dim": 8,
+}
+VAE: dict[str, Any] = {
+    "base_dim": 4,
+    "z_dim": 4,
+    "dim_mult": [1, 2],
+    "temperal_downsample": [True],
+    "num_res_blocks": 1,
+    "latents_mean": [0.0] * 4,
+    "latents_std": [1.0] * 4,
+    "scale_factor_temporal": 2,
+    "scale_factor_spatial": 2,
 }
 
 
@@ -89,6 +102,19 @@ def write_checkpoint(
         save_file(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return root
+
+
+def write_vae(root: Path, dtype: str = "float32") -> Path:
+    """Write ``root/vae`` and return ``root``."""
+    random = np.random.RandomState(4)
+    (root / "vae").mkdir(parents=True)
+    (root / "vae/config.json").write_text(json.dumps(VAE))
+    tensors = {
+        name: (random.standard_normal(shape) * 0.1).astype(DTYPES[dtype])
+        for name, shape in vae_weight_table(VaeConfig.from_dict(VAE)).items()
+    }
+    save_file(tensors, root / "vae" / FILE)
     return root
 
 

@@ -63,7 +63,7 @@ def test_odd_offsets_and_shapes_are_viewed(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
     store = open_weights(write_checkpoint(tmp_path / "c") / "transformer")
-    with pytest.raises(CheckpointError, match="nothing.weight"):
+    with pytest.raises(CheckpointError, match=r"nothing\.weight"):
         store["nothing.weight"]
 
 

@@ -22,6 +22,7 @@ from motrt.engines.errors import (
     MissingDependencyError,
     MotrtError,
     ParityError,
+    SchedulerError,
 )
 from motrt.engines.manifest import Manifest
 from motrt.engines.model_config import ModelConfig
@@ -61,4 +62,5 @@ __all__ = [
     "MissingDependencyError",
     "MotrtError",
     "ParityError",
+    "SchedulerError",
 ]

@@ -293,8 +293,8 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in caught[:1]:
-            signal.raise_signal(number)
+        if caught:
+            signal.raise_signal(caught[0])
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -58,7 +58,7 @@ class DType(enum.Enum):
             return cls[label.upper()]
         except KeyError:
             raise ConfigError(
-                "unknown element type", got=label, expected=", ".join(t.label for t in cls)
+                "unknown element type", got=repr(label), expected=", ".join(t.label for t in cls)
             ) from None
 
 

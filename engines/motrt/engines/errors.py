@@ -10,6 +10,7 @@
     ├── BundleError                            a bundle is damaged, foreign or from a newer motrt
     ├── ExportError                            a graph or a converted weight cannot be written
     ├── ExecutionError                         an engine refused a run
+    ├── SchedulerError          (RuntimeError) a scheduler was driven out of order
     └── ParityError                            numbers differ from the reference
 
 Each message is one line: what is wrong, what was got, what was expected, what to do.
@@ -95,6 +96,10 @@ class ExportError(MotrtError):
 
 class ExecutionError(MotrtError):
     """An engine refused a run."""
+
+
+class SchedulerError(MotrtError, RuntimeError):
+    """A scheduler was driven out of order, or with arrays that do not fit each other."""
 
 
 class ParityError(MotrtError):

@@ -133,7 +133,7 @@ class Manifest:
             newer = isinstance(version, int) and version > CONTRACT_VERSION
             raise BundleError(
                 "the bundle has another contract version",
-                got=version,
+                got=repr(version),
                 expected=CONTRACT_VERSION,
                 fix="Upgrade motrt." if newer else "Export the checkpoint again.",
             )
@@ -223,10 +223,11 @@ def _natural(value: object) -> int:
     return value
 
 
-def _frequency(value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value < _FLOAT32_MAX:
-        raise TypeError(f"expected a frequency, got {value!r}")
-    return float(value)
+def _frequency(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and 0 < value < _FLOAT32_MAX:
+        return float(value)
+    raise TypeError(f"expected a frequency, got {value!r}")
 
 
 def _bad(got: str, expected: str) -> BundleError:

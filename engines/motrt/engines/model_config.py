@@ -232,7 +232,7 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
         try:
             return float(value)
         except OverflowError:
-            pass  # an integer of hundreds of digits
+            return float("inf")  # an integer of hundreds of digits
     if annotation == "bool" and isinstance(value, bool):
         return value
     if "Literal" in annotation or annotation == "WeightLayout":

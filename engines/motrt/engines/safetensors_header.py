@@ -117,7 +117,7 @@ def _entry(path: Path, name: str, item: object, data_start: int, file_bytes: int
         raise _bad(path, f"{name!r} with shape {shape} and offsets {offsets}", "natural numbers")
     begin, end = offsets
     nbytes = _nbytes(shape, dtype, file_bytes)
-    if end - begin != nbytes:
+    if nbytes is None or end - begin != nbytes:
         raise _bad(
             path,
             f"{name!r} {dtype.label}{shape} over {end - begin} bytes",

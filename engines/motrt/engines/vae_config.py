@@ -154,7 +154,7 @@ class VaeConfig:
         values = {
             name: _typed(name, annotation, data[name], source)
             for name, annotation in fields.items()
-            if name in data and (data[name] is not None or annotation.endswith("None"))
+            if name in data
         }
         return cls(**values)
 
@@ -179,9 +179,13 @@ def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
     elif annotation == "bool" and isinstance(value, bool):
         return value
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf  # an integer of hundreds of digits
         if annotation == "float":
-            return float(value)
-        if annotation.startswith("int") and float(value).is_integer():
+            return number
+        if annotation.startswith("int") and number.is_integer():
             return int(value)
     raise ConfigError(f"{source}: {name} has the wrong type", got=repr(value), expected=annotation)
 

@@ -26,8 +26,8 @@ class GenerationParams:
         height: Pixels, a multiple of the VAE's spatial factor.
         width: Likewise.
         fps: Frames per second; moves positions and the prompt's sentence about duration.
-        num_inference_steps: Steps of the schedule.
-        guidance_scale: 1 runs the prompt's branch alone.
+        num_inference_steps: Steps of the schedule; None is 35, or what a distilled checkpoint fixes.
+        guidance_scale: 1 runs the prompt's branch alone; None is 6, or 1 where it is distilled.
         guidance_interval: Timesteps between which guidance is on, exclusive; None is everywhere.
         seed: Of the initial noise and of stochastic schedulers.
         negative_prompt: Text of the other branch; None is empty.
@@ -46,8 +46,8 @@ class GenerationParams:
     height: int = 720
     width: int = 1280
     fps: float = 24.0
-    num_inference_steps: int = 35
-    guidance_scale: float = 6.0
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
     guidance_interval: tuple[float, float] | None = None
     seed: int = 0
     negative_prompt: str | None = None
@@ -62,11 +62,13 @@ class GenerationParams:
         """Check every value; see the class docstring."""
         for name in ("num_frames", "height", "width", "num_inference_steps"):
             value = getattr(self, name)
+            if value is None and name == "num_inference_steps":
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise _wrong(name, value, "a whole number of at least 1")
         for name in ("fps", "guidance_scale"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value <= 0:
+            if value is not None and (not math.isfinite(value) or value <= 0):
                 raise _wrong(name, value, "a positive number")
         if not 0 <= self.seed < 2**32:
             raise _wrong("seed", self.seed, "0 to 2**32 - 1")

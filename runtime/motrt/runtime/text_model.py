@@ -151,4 +151,5 @@ class TokenSequence:
 
     def context(self) -> dict[str, Array]:
         """Return the generator's ``context.{i}.key|value`` of all tokens."""
-        return self._cache.context()
+        context: dict[str, Array] = self._cache.context()
+        return context

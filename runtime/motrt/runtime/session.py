@@ -1,0 +1,315 @@
+"""One object, both modes: open a bundle, ask it, let it generate."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from motrt.engines.bundle import Bundle
+from motrt.engines.errors import BundleError, ConfigError, ExecutionError
+from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
+from motrt.engines.vae_config import VaeConfig
+from motrt.engines.vae_contract import vae_contracts
+from motrt.runtime.answering import ReasonStream, answer, as_messages
+from motrt.runtime.generating import GenerationRun
+from motrt.runtime.generation_params import ActionCondition, GenerationParams
+from motrt.runtime.latents_file import load_latents
+from motrt.runtime.params import SamplingParams
+from motrt.runtime.sampling_plan import Conditioning
+from motrt.runtime.text_model import TextModel, TokenSequence
+from motrt.runtime.tokenizer import Tokenizer
+from motrt.runtime.vae import Vae
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from motrt.engines.tensors import Array
+    from motrt.runtime.denoise import Callback
+    from motrt.runtime.images import ImageSource
+    from motrt.runtime.latents_file import Latents
+    from motrt.runtime.protocols import Backend, Graph
+    from motrt.runtime.results import GenerationResult, ReasonResult
+    from motrt.runtime.video import ClipSource, Keep
+
+OutputFilter = Callable[["Array"], "Array"]
+
+
+class Runtime:
+    """A bundle at work. Use :meth:`open`, and close it or use it in a ``with`` statement.
+
+    One call at a time: a second thread waits, or gets an error, as ``on_busy`` says.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        backend: Backend,
+        *,
+        capacity: int,
+        chunk_size: int,
+        on_busy: Literal["wait", "raise"],
+        output_filter: OutputFilter | None,
+    ) -> None:
+        self.bundle = bundle
+        self._backend = backend
+        self._capacity = capacity
+        self._chunk_size = chunk_size
+        self._on_busy = on_busy
+        self._output_filter = output_filter
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._tokenizer: Tokenizer | None = None
+        self._sequence: TokenSequence | None = None
+        self._vae: Vae | None = None
+
+    @classmethod
+    def open(
+        cls,
+        bundle: str | Path,
+        *,
+        backend: str | Callable[[Bundle], Backend] = "onnxruntime",
+        residency: Residency = "separate",
+        capacity: int = 4096,
+        chunk_size: int = 512,
+        threads: int | None = None,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        on_busy: Literal["wait", "raise"] = "wait",
+        output_filter: OutputFilter | None = None,
+    ) -> Runtime:
+        """Open a bundle; engines are loaded when they are first needed.
+
+        Args:
+            bundle: The folder.
+            backend: ``onnxruntime``, or a function that makes a backend of a bundle.
+            residency: How weights lie in memory: ``separate``, ``shared`` or ``swap``; see
+                :mod:`motrt.engines.onnxruntime_backend`.
+            capacity: Most tokens of a conversation or prompt.
+            chunk_size: Most tokens of one prefill call.
+            threads: Threads inside an operator; the backend's default if None.
+            providers: ONNX Runtime's execution providers. One that is absent is an error.
+            on_busy: What a second thread gets: it waits, or :class:`ExecutionError`.
+            output_filter: Sees each chunk of frames, uint8 ``[n, H, W, 3]``, before anybody else
+                and returns what may be shown; the place for a safety checker, which bundles lack.
+
+        Raises:
+            BundleError: The bundle is absent, damaged, or newer than this motrt.
+            ConfigError: A setting makes no sense.
+            ExecutionError: The backend cannot run the bundle's precision.
+            MissingDependencyError: The backend is not installed.
+        """
+        if capacity < 1 or chunk_size < 1:
+            raise ConfigError(
+                "capacity and chunk_size count tokens",
+                got=f"{capacity}, {chunk_size}",
+                expected="at least 1",
+            )
+        if on_busy not in ("wait", "raise"):
+            raise ConfigError("unknown on_busy", got=on_busy, expected="wait or raise")
+        opened = Bundle.open(Path(bundle))
+        if callable(backend):
+            made = backend(opened)
+        elif backend == "onnxruntime":
+            made = cast(
+                "Backend",
+                OnnxRuntimeBackend(
+                    opened, residency=residency, providers=providers, threads=threads
+                ),
+            )
+        else:
+            raise ConfigError("unknown backend", got=backend, expected="onnxruntime")
+        return cls(
+            opened,
+            made,
+            capacity=capacity,
+            chunk_size=chunk_size,
+            on_busy=on_busy,
+            output_filter=output_filter,
+        )
+
+    def reason(
+        self,
+        prompt: str | Sequence[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        system: str | None = None,
+    ) -> ReasonResult:
+        """Answer a prompt or a conversation.
+
+        What a conversation shares with the one before is not computed again.
+
+        Args:
+            prompt: Text, or messages ``{"role", "content"}``.
+            params: Greedy with at most 1024 tokens if None.
+            system: A system message for a lone text.
+
+        Raises:
+            BundleError: The bundle has no tokenizer or no chat template.
+            ConfigError: The prompt is longer than the capacity, or makes no sense.
+            ExecutionError: The engine failed, gave NaN, or is busy.
+        """
+        return self.reason_stream(prompt, params, system=system).result
+
+    def reason_stream(
+        self,
+        prompt: str | Sequence[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        system: str | None = None,
+    ) -> ReasonStream:
+        """Answer piece by piece; see :meth:`reason`."""
+        return ReasonStream(self._answer(as_messages(prompt, system), params or SamplingParams()))
+
+    def generate(
+        self,
+        prompt: str,
+        params: GenerationParams | None = None,
+        *,
+        image: ImageSource | None = None,
+        video: ClipSource | None = None,
+        condition_frame_indexes: Sequence[int] = (0, 1),
+        condition_video_keep: Keep = "first",
+        action: ActionCondition | None = None,
+        latents: Latents | str | Path | None = None,
+        history: ReasonResult | None = None,
+        callback_on_step_end: Callback | None = None,
+    ) -> GenerationResult:
+        """Generate an image, a clip, sound latents or actions.
+
+        Args:
+            prompt: What to make.
+            params: diffusers' defaults if None.
+            image: First frame of the clip.
+            video: Clip to go on from, or to read actions off.
+            condition_frame_indexes: Latent frames that ``video`` fixes.
+            condition_video_keep: Which end of a longer ``video`` counts.
+            action: For the three action modes; the clip then has ``chunk_size + 1`` frames.
+            latents: Where to start instead of seeded noise, or a file of them.
+            history: An answer of :meth:`reason`: the prompt goes on from that conversation, whose
+                keys and values are not computed again.
+            callback_on_step_end: Called as ``(step, timestep, state)`` after each step.
+
+        Raises:
+            BundleError: The bundle lacks a part that the request needs.
+            ConfigError: The request makes no sense; found before anything is computed.
+            ExecutionError: An engine failed, gave NaN, or is busy.
+        """
+        params = params or GenerationParams()
+        given = Conditioning(
+            image,
+            video,
+            tuple(condition_frame_indexes),
+            condition_video_keep,
+            action,
+            load_latents(latents) if isinstance(latents, (str, Path)) else latents,
+        )
+        with self._busy():
+            run = GenerationRun(
+                bundle=self.bundle,
+                backend=self._backend,
+                text=self._text_model(),
+                tokenizer=self._tokens(),
+                vae=self._vae_of_bundle(),
+                conversation=None if history is None else self._sequence,
+                decode=self._decode,
+            )
+            return run(prompt, params, given, history, callback_on_step_end)
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of the conversation's keys and values now."""
+        return 0 if self._sequence is None else self._sequence.nbytes
+
+    def close(self) -> None:
+        """Let go of engines, caches and processes; a closed runtime cannot be used again."""
+        with self._lock:
+            self._is_closed = True
+            self._sequence = None
+            if self._vae is not None:
+                self._vae.close()
+            if self._tokenizer is not None:
+                self._tokenizer.close()
+            self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self, messages: list[dict[str, Any]], params: SamplingParams
+    ) -> Iterator[str | ReasonResult]:
+        with self._busy():
+            if self._sequence is None:
+                self._sequence = TokenSequence(self._text_model())
+            sequence = self._sequence
+            # The engine may have been swapped out since.
+            sequence.model.engine = self._backend.reasoner()
+            try:
+                yield from answer(self._tokens(), sequence, messages, params)
+            except BaseException:
+                # The cache may hold half a step, also after Ctrl-C: start afresh.
+                self._sequence = None
+                raise
+
+    def _decode(self, latents: Array) -> Iterator[Array]:
+        vae = self._vae_of_bundle()
+        if vae is None:
+            raise BundleError(
+                "latents cannot be decoded",
+                got=f"vae: {self.bundle.manifest.absent.get('vae', 'absent')}",
+                fix="Export a checkpoint that has a vae/ folder, or save the latents as .npz.",
+            )
+        with self._busy():
+            for frames in vae.decode(latents):
+                yield frames if self._output_filter is None else self._output_filter(frames)
+
+    def _text_model(self) -> TextModel:
+        return TextModel(
+            self.bundle,
+            self._backend.reasoner(),
+            capacity=self._capacity,
+            chunk_size=self._chunk_size,
+        )
+
+    def _tokens(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.open(self.bundle)
+        return self._tokenizer
+
+    def _vae_of_bundle(self) -> Vae | None:
+        component = self.bundle.manifest.components.get("vae")
+        if self._vae is None and component is not None:
+            config = VaeConfig.from_dict(component["config"])
+            contracts, files = vae_contracts(config), component["graphs"]
+
+            def open_engine(name: str) -> Graph:
+                return self._backend.component(contracts[name], files[name])
+
+            self._vae = Vae(config, open_engine)
+        return self._vae
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=self._on_busy == "wait"):
+            raise ExecutionError(
+                "the runtime is busy with another call",
+                expected="one call at a time",
+                fix="Open a second runtime, or open this one with on_busy='wait'.",
+            )
+        try:
+            if self._is_closed:
+                raise ExecutionError("the runtime is closed", fix="Open the bundle again.")
+            yield
+        finally:
+            self._lock.release()
