@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omni_fixtures.tokenizer import CHAT_TEMPLATE, save_tokenizer
-from tiny_checkpoints import edit_json
 
 from motrt.engines.errors import BundleError, ConfigError, ExecutionError
 from motrt.runtime.chat_template import ChatTemplate
 from motrt.runtime.template_process import TemplateLimits
 from motrt.runtime.tokenizer import Tokenizer
+from omni_fixtures.tokenizer import CHAT_TEMPLATE, save_tokenizer
+from tiny_checkpoints import edit_json
 
 USER = [{"role": "user", "content": "Hello."}]
 CONVERSATION = [
@@ -75,7 +75,8 @@ QWEN = """\
     {%- endif %}
 {%- endif %}
 """
-FIRST = TemplateLimits(time_s=1.5, memory_bytes=256 << 20, max_chars=100_000)
+SMALL = TemplateLimits(memory_bytes=256 << 20, max_chars=100_000)
+BRIEF = TemplateLimits(time_s=0.7)
 
 
 @pytest.mark.parametrize("source", [CHAT_TEMPLATE, QWEN], ids=["fixture", "qwen"])
@@ -160,7 +161,7 @@ def test_jinja_stays_out_of_this_process() -> None:
     ],
 )
 def test_malformed_messages_are_refused(messages: Any) -> None:
-    with pytest.raises(ConfigError, match="messages|no messages"):
+    with pytest.raises(ConfigError, match="messages"):
         ChatTemplate("x").render(messages)
 
 
@@ -195,7 +196,7 @@ ESCAPES = {
     "long": ("{% for i in range(99999) %}xxxxxxxxxx{% endfor %}", "writes too much"),
     "recursion": ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
     "class": ("{{ ''.__class__.__mro__ }}", "unsafe"),
-    "class by item": ("{{ ''['__class__'] }}", "unsafe"),
+    "class by item": ("{{ ''['__class__']['__mro__'] }}", "unsafe"),
     "class by filter": ("{{ (''|attr('__class__')).__mro__ }}", "unsafe"),
     "format": ("{{ '{0.__class__.__mro__}'.format('') }}", "unsafe"),
     "globals": ("{{ lipsum.__globals__['os'].system('id') }}", "unsafe"),
@@ -206,15 +207,15 @@ ESCAPES = {
     "import": ("{% import 'os' as os %}", "no loader"),
     "extends": ("{% extends '/etc/passwd' %}", "no loader"),
     "undefined": ("{{ nothing.at.all }}", "undefined"),
-    "encoding": ("{{ 'x'.encode('idna') }}", ""),
+    "file": ("{{ 'x'.encode('idna') }}", "Error"),  # needs a module that nobody has loaded
 }
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_an_endless_template_is_ended(name: str) -> None:
     start = time.monotonic()
-    with pytest.raises(BundleError, match="takes too long; got over 1.5 s"):
-        ChatTemplate(LOOPS[name], limits=FIRST).render(USER)
+    with pytest.raises(BundleError, match=r"takes too long; got over 0\.7 s"):
+        ChatTemplate(LOOPS[name], limits=BRIEF).render(USER)
     assert time.monotonic() - start < 15
 
 
@@ -223,7 +224,7 @@ def test_an_endless_template_is_ended_in_another_thread_too() -> None:
 
     def work() -> None:
         try:
-            ChatTemplate(LOOPS["loops"], limits=FIRST).render(USER)
+            ChatTemplate(LOOPS["loops"], limits=BRIEF).render(USER)
         except BundleError as err:
             caught.append(err)
 
@@ -237,13 +238,7 @@ def test_an_endless_template_is_ended_in_another_thread_too() -> None:
 @pytest.mark.parametrize("name", ESCAPES)
 def test_a_hostile_template_is_a_typed_error(name: str) -> None:
     source, reason = ESCAPES[name]
-    template = ChatTemplate(source, limits=FIRST)
-    if name == "encoding":  # harmless, but may not open a file
-        try:
-            assert template.render(USER) == "b'x'"
-        except BundleError as err:
-            assert "Error" in str(err.got)
-        return
+    template = ChatTemplate(source, limits=SMALL)
     with pytest.raises(BundleError, match=f"(?i){reason}") as caught:
         template.render(USER)
     assert len(str(caught.value)) < 1000
@@ -253,7 +248,7 @@ def test_the_process_serves_again_after_every_end() -> None:
     template = ChatTemplate(
         "{% if messages[0].content %}{% for i in range(99999) %}{% for j in range(99999) %}"
         "{% endfor %}{% endfor %}{% endif %}ok",
-        limits=FIRST,
+        limits=BRIEF,
     )
     empty = [{"role": "user", "content": ""}]
     assert template.render(empty) == "ok"
@@ -318,7 +313,9 @@ def test_a_process_that_cannot_start_is_a_typed_error(monkeypatch: pytest.Monkey
         ChatTemplate("x").render(USER)
 
 
-@pytest.mark.parametrize("values", [{"time_s": 0}, {"max_chars": -1}, {"memory_bytes": "x"}])
+@pytest.mark.parametrize(
+    "values", [{"time_s": 0}, {"time_s": float("inf")}, {"max_chars": -1}, {"memory_bytes": "x"}]
+)
 def test_limits_are_checked(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="makes no sense"):
         TemplateLimits(**values)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CheckpointFactory
 
+from conftest import CheckpointFactory
 from motrt.engines.errors import BundleError, ConfigError
 from motrt.runtime.prompt_templates import PromptTemplates
 from motrt.runtime.prompts import (
@@ -43,9 +43,8 @@ class Pair:
     """diffusers' pipeline and our tokenizer over one checkpoint."""
 
     def __init__(self, root: Path) -> None:
-        from omni_fixtures.reference import load_pipeline
-
         from motrt.engines.checkpoint import read_json
+        from omni_fixtures.reference import load_pipeline
 
         self.reference = load_pipeline(root)
         self.tokenizer = Tokenizer.from_folder(root / "text_tokenizer")

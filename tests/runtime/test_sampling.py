@@ -40,6 +40,11 @@ def _reference(name: str, value: float, logits: np.ndarray[Any, Any], ids: Any =
     return processor(given, torch.from_numpy(logits.copy())[None])[0].numpy()
 
 
+def _probabilities(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    exponentials = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(exponentials / exponentials.sum())
+
+
 # Filters.
 
 
@@ -74,9 +79,13 @@ def test_top_p_equals_transformers(seed: int, scale: float, top_p: float) -> Non
     logits = _logits(seed, scale=scale)
     expected = _reference("TopPLogitsWarper", top_p, logits)
     kept = np.isfinite(keep_top_p(logits, top_p))
-    # Their float32 sums may differ from ours by the last token kept.
-    assert abs(int(kept.sum()) - int(np.isfinite(expected).sum())) <= (1 if top_p > 0.99 else 0)
-    assert (kept != np.isfinite(expected)).sum() <= (1 if top_p > 0.99 else 0)
+    if top_p == 1:  # theirs is a filter that generate() does not even use then
+        assert kept.all()
+        return
+    # What they drop for the rounding of their float32 sums is next to impossible.
+    different = kept != np.isfinite(expected)
+    assert _probabilities(logits)[different].sum() < 1e-6
+    assert different.sum() <= (2 if top_p > 0.99 else 0)
 
 
 def test_top_p_keeps_the_token_that_crosses() -> None:
@@ -143,18 +152,18 @@ def test_draws_follow_the_distribution() -> None:
     probabilities = np.array([0.4, 0.3, 0.2, 0.1])
     logits = np.log(probabilities).astype(np.float32) * 2  # temperature 2 undoes it
     sampler = Sampler(SamplingParams(temperature=2.0, top_p=0.85, seed=0))
-    counts = Counter(sampler.sample(logits) for _ in range(20_000))
+    counts = Counter(sampler.sample(logits) for _ in range(5_000))
     expected = probabilities[:3] / 0.9
     assert set(counts) == {0, 1, 2}
-    found = np.array([counts[i] for i in range(3)]) / 20_000
-    assert np.abs(found - expected).max() < 0.02
+    found = np.array([counts[i] for i in range(3)]) / 5_000
+    assert np.abs(found - expected).max() < 0.03
     # A distribution that is off by a tenth would be noticed.
-    assert np.abs(found - np.array([0.4, 0.4, 0.2])).max() > 0.02
+    assert np.abs(found - np.array([0.4, 0.4, 0.2])).max() > 0.03
 
 
 @settings(deadline=None, max_examples=100)
 @given(
-    logits=st.lists(st.floats(-3e38, 3e38, width=32), min_size=1, max_size=30),
+    logits=st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=30),
     temperature=st.floats(0, 1e300),
     top_k=st.integers(0, 40),
     top_p=st.floats(0, 1, exclude_min=True),

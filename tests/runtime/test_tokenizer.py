@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omni_fixtures.tokenizer import PLAIN_ADDED_TOKENS, SPECIAL_TOKENS, save_tokenizer
-from tiny_checkpoints import edit_json, write_bundle
 
 from motrt.engines.bundle import MANIFEST, Bundle, record_small
 from motrt.engines.errors import BundleError, ConfigError
 from motrt.runtime.tokenizer import StreamDecoder, Tokenizer
+from omni_fixtures.tokenizer import PLAIN_ADDED_TOKENS, SPECIAL_TOKENS, save_tokenizer
+from tiny_checkpoints import edit_json, write_bundle
 
 CLASSES = ("Qwen2Tokenizer", "PreTrainedTokenizerFast")
 TEXTS = (
@@ -83,17 +83,31 @@ def test_names_and_numbers_equal_transformers(tokenizer: Tokenizer, reference: A
         assert tokenizer.token_id(token) == reference.convert_tokens_to_ids(token)
 
 
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("eos", [True, False])
-def test_tokens_around_a_text_equal_transformers(copy: Path, bos: bool, eos: bool) -> None:
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_surrounds_a_text_equals_transformers(tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    config = copy / "tokenizer_config.json"
-    edit_json(config, bos_token="<|im_start|>", add_bos_token=bos, add_eos_token=eos)
-    reference = transformers.AutoTokenizer.from_pretrained(copy)
-    tokenizer = Tokenizer.from_folder(copy)
-    for special in (True, False):
-        expected = reference("a b", add_special_tokens=special)["input_ids"]
-        assert tokenizer.encode("a b", add_special_tokens=special) == expected
+    folder = save_tokenizer(tmp_path, tokenizer_class=name)
+    edit_json(folder / "tokenizer_config.json", bos_token="<|im_start|>", add_bos_token=True)
+    for processor in (None, "<|im_start|>"):
+        data = json.loads((folder / "tokenizer.json").read_text())
+        if processor is not None:
+            token_id = Tokenizer.from_folder(folder).token_id(processor)
+            token = {"id": processor, "ids": [token_id], "tokens": [processor]}
+            first = {"SpecialToken": {"id": processor, "type_id": 0}}
+            parts = [{"Sequence": {"id": side, "type_id": 0}} for side in "AB"]
+            data["post_processor"] = {
+                "type": "TemplateProcessing",
+                "single": [first, parts[0]],
+                "pair": [first, *parts],
+                "special_tokens": {processor: token},
+            }
+            (folder / "tokenizer.json").write_text(json.dumps(data))
+        reference = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = Tokenizer.from_folder(folder)
+        for special in (True, False):
+            ids = tokenizer.encode("a b", add_special_tokens=special)
+            assert ids == reference("a b", add_special_tokens=special)["input_ids"]
+            assert len(ids) == 2 + (special and processor is not None)
 
 
 def test_tokens_that_only_the_config_lists_are_added(copy: Path) -> None:
@@ -184,7 +198,7 @@ def test_an_impossible_id_is_refused(tokenizer: Tokenizer, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", [None, 3, b"bytes", ["a"], "\ud800"])
 def test_what_is_no_text_is_refused(tokenizer: Tokenizer, bad: Any) -> None:
-    with pytest.raises(ConfigError, match="no text|no Unicode"):
+    with pytest.raises(ConfigError, match=r"no text|no Unicode"):
         tokenizer.encode(bad)
 
 
@@ -195,7 +209,15 @@ def test_a_missing_token_is_named(tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"model": {}}', '{"version": "1.0", "model": {"type": "BPE"}}', "null"],
+    [
+        "",
+        "{",
+        "[]",
+        '{"model": {}}',
+        '{"version": "1.0", "model": {"type": "BPE"}}',
+        "null",
+        "[" * 100_000,
+    ],
 )
 def test_a_broken_tokenizer_file_is_refused(copy: Path, text: str) -> None:
     (copy / "tokenizer.json").write_text(text)

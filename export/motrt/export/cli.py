@@ -20,7 +20,7 @@ import typer
 from motrt.engines.errors import MotrtError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 EXIT_INTERRUPTED = 130
 
@@ -38,6 +38,8 @@ VERBS: dict[str, Verb] = {
     "validate": Verb(
         "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
     ),
+    "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
+    "demo": Verb("motrt.runtime.commands.demo", "Show both modes of a bundle in one process."),
     "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
     "doctor": Verb("motrt.engines.commands.doctor", "Show what this machine can run."),
 }
@@ -73,11 +75,21 @@ def _program(arguments: list[str]) -> Callable[..., Any]:
     for name, verb in VERBS.items():
         if name == chosen:
             module = importlib.import_module(verb.module)
+            if hasattr(module, "SUBCOMMANDS"):
+                app.add_typer(_group(module.SUBCOMMANDS, verb.summary), name=name)
+                continue
             function = _guarded(module.command)
             app.command(name, help=module.HELP, epilog=module.EXAMPLE)(function)
         else:
             app.command(name, help=verb.summary)(_placeholder)
     return typer.main.get_command(app)
+
+
+def _group(commands: Mapping[str, Any], summary: str) -> typer.Typer:
+    group = typer.Typer(help=summary, no_args_is_help=True)
+    for name, module in commands.items():
+        group.command(name, help=module.HELP, epilog=module.EXAMPLE)(_guarded(module.command))
+    return group
 
 
 def _root(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import socket
 import subprocess
@@ -47,7 +48,8 @@ class TemplateLimits:
     def __post_init__(self) -> None:
         for name in ("time_s", "memory_bytes", "max_chars"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ConfigError(
                     f"{name} makes no sense", got=repr(value), expected="a positive number"
                 )

@@ -132,9 +132,9 @@ class Tokenizer:
             raise ConfigError("the prompt is no text", got=type(text).__name__, expected="str")
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as err:
+        except (TypeError, UnicodeEncodeError) as err:  # the package's word for a lone surrogate
             raise ConfigError(
-                "the text is no Unicode", got=err.reason, expected="no lone surrogates"
+                "the text is no Unicode", got="half a surrogate pair", expected="whole characters"
             ) from err
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

@@ -1,7 +1,8 @@
 """What the files of a ``tokenizer/`` folder say, put together as transformers does.
 
-Source: transformers ``tokenization_utils_tokenizers.py``, ``TokenizersBackend.__init__``,
-``_post_init`` and ``update_post_processor`` (5.24).
+Source: transformers ``tokenization_utils_tokenizers.py``, ``TokenizersBackend.__init__``
+and ``_post_init`` (5.24). As there, ``add_bos_token`` and ``add_eos_token`` of the config mean
+nothing beside a ``tokenizer.json``, whose post-processor says what surrounds a text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from tokenizers.processors import TemplateProcessing
 
 from motrt.engines.errors import BundleError
 
@@ -87,15 +87,13 @@ def read_tokenizer_files(folder: Path, recorded: Container[str] | None = None) -
     special = {name: _content(name, named[name]) for name in NAMES if named.get(name) is not None}
     extra = [token for key in _EXTRA for token in _extra(key, named.get(key))]
     backend = _backend(texts["tokenizer.json"])
-    _add_tokens(backend, config.get("added_tokens_decoder") or {})
+    _add_tokens(backend, config.get("added_tokens_decoder", {}))
     backend.add_special_tokens(
         [
             AddedToken(text, special=True, normalized=False)
             for text in dict.fromkeys((*special.values(), *extra))
         ]
     )
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _surround(backend, config, special)
     return TokenizerFiles(
         backend=backend,
         special_tokens=special,
@@ -136,20 +134,6 @@ def _add_tokens(backend: Backend, table: object) -> None:
                 )
     except (TypeError, ValueError) as err:
         raise _bad("tokenizer_config.json", err) from err
-
-
-def _surround(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
-    around = {
-        side: special[f"{side}_token"]
-        for side in ("bos", "eos")
-        if config.get(f"add_{side}_token") and f"{side}_token" in special
-    }
-    first = [f"{around['bos']}:0"] if "bos" in around else []
-    last = [f"{around['eos']}:0"] if "eos" in around else []
-    # The types of the stubs are narrower than what the class takes.
-    ids: Any = [(text, backend.token_to_id(text)) for text in around.values()]
-    template: Any = [*first, "$A:0", *last]
-    backend.post_processor = TemplateProcessing(single=template, pair=None, special_tokens=ids)
 
 
 def _chat_template(texts: Mapping[str, str], config: dict[str, Any]) -> str | None:

@@ -36,7 +36,7 @@ def command(
         Path, typer.Option(help="The checkpoint that it was exported from, or another bundle.")
     ],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads on either side. [default: all cores]")
+        int | None, typer.Option(min=1, help="Threads on either side. (default: all cores)")
     ] = None,
     no_record: Annotated[
         bool, typer.Option("--no-record", help="Leave no evidence in the bundle.")

@@ -40,7 +40,7 @@ def command(
     ] = "native",
     modalities: Annotated[
         str | None,
-        typer.Option(help="Comma list of vision, sound, action. [default: all in the checkpoint]"),
+        typer.Option(help="Comma list of vision, sound, action. (default: all in the checkpoint)"),
     ] = None,
     copy_weights: Annotated[
         bool,

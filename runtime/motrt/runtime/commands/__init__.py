@@ -1,0 +1,1 @@
+"""Verbs of the command line that drive this package."""

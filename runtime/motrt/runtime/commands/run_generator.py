@@ -1,0 +1,199 @@
+"""``motrt run generator``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motrt.engines.commands.console import Debug, Json, Quiet, print_json, stage_bars, words
+from motrt.engines.errors import ConfigError
+from motrt.runtime.actions_file import load_actions, save_actions
+from motrt.runtime.commands.options import (
+    Capacity,
+    Provider,
+    Residency,
+    Threads,
+    default_of,
+    numbers,
+    open_options,
+)
+from motrt.runtime.denoise import StepState
+from motrt.runtime.generation_params import ActionCondition, GenerationParams
+from motrt.runtime.session import Runtime
+
+HELP = "Generate an image, a clip, sound latents or actions."
+EXAMPLE = (
+    'Example: motrt run generator edge.bundle --prompt "A red square moves left." '
+    "--num-frames 17 --height 256 --width 320 -o clip.mp4"
+)
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to run.")],
+    prompt: Annotated[str, typer.Option(help="What to make.")],
+    output: Annotated[
+        list[Path],
+        typer.Option(
+            "--output", "-o", help=".png, .mp4, .gif, .npz (latents), .json (actions); repeatable."
+        ),
+    ],
+    negative_prompt: Annotated[str | None, typer.Option(help="What to stay away from.")] = None,
+    image: Annotated[Path | None, typer.Option(help="First frame of the clip.")] = None,
+    video: Annotated[Path | None, typer.Option(help="Clip to go on from.")] = None,
+    condition_frames: Annotated[
+        str, typer.Option(help="Latent frames that --video fixes, comma between.")
+    ] = "0,1",
+    keep: Annotated[
+        str, typer.Option(help="Which end of --video counts: first or last.")
+    ] = "first",
+    action_mode: Annotated[
+        str | None,
+        typer.Option(help="forward_dynamics, inverse_dynamics or policy."),
+    ] = None,
+    domain: Annotated[
+        str, typer.Option(help="Embodiment of the actions: a public name, or a number.")
+    ] = "0",
+    actions: Annotated[
+        Path | None, typer.Option(help="JSON list of action vectors, for forward_dynamics.")
+    ] = None,
+    chunk_size: Annotated[int, typer.Option(min=1, help="Action steps.")] = default_of(
+        ActionCondition, "chunk_size"
+    ),
+    view_point: Annotated[str, typer.Option(help="Camera of an action run.")] = default_of(
+        ActionCondition, "view_point"
+    ),
+    latents: Annotated[
+        Path | None, typer.Option(help="NPZ of latents to start from instead of noise.")
+    ] = None,
+    num_frames: Annotated[int, typer.Option(help="1 makes an image.")] = default_of(
+        GenerationParams, "num_frames"
+    ),
+    height: Annotated[int, typer.Option(help="Pixels.")] = default_of(GenerationParams, "height"),
+    width: Annotated[int, typer.Option(help="Pixels.")] = default_of(GenerationParams, "width"),
+    fps: Annotated[float, typer.Option(help="Frames per second.")] = default_of(
+        GenerationParams, "fps"
+    ),
+    num_inference_steps: Annotated[
+        int | None, typer.Option(help="Steps. (default: 35, or the distilled checkpoint's)")
+    ] = None,
+    guidance_scale: Annotated[
+        float | None, typer.Option(help="1 is none. (default: 6, or 1 where distilled)")
+    ] = None,
+    guidance_interval: Annotated[
+        str | None, typer.Option(help="Timesteps low,high between which guidance is on.")
+    ] = None,
+    flow_shift: Annotated[float | None, typer.Option(help="Instead of the checkpoint's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise.")] = default_of(
+        GenerationParams, "seed"
+    ),
+    sound: Annotated[bool, typer.Option("--sound", help="Denoise sound latents too.")] = False,
+    residency: Residency = "separate",
+    capacity: Capacity = 4096,
+    threads: Threads = None,
+    provider: Provider = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Generate; the program prints what went wrong."""
+    interval = numbers("--guidance-interval", guidance_interval, 2)
+    params = GenerationParams(
+        num_frames=num_frames,
+        height=height,
+        width=width,
+        fps=fps,
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        guidance_interval=None if interval is None else (interval[0], interval[1]),
+        negative_prompt=negative_prompt,
+        flow_shift=flow_shift,
+        seed=seed,
+        sound=sound,
+    )
+    condition = _action(action_mode, domain, actions, chunk_size, view_point)
+    _check_outputs(output, condition)
+    indexes = tuple(int(i) for i in numbers("--condition-frames", condition_frames) or ())
+    with (
+        Runtime.open(bundle, **open_options(residency, capacity, threads, provider)) as runtime,
+        stage_bars(quiet=quiet or as_json) as progress,
+    ):
+        done = 0
+
+        def advance(step: int, _timestep: float, _state: StepState) -> None:
+            nonlocal done
+            done = step + 1
+            progress("denoise", done, max(done, num_inference_steps or 35))
+
+        result = runtime.generate(
+            prompt,
+            params,
+            image=image,
+            video=video,
+            condition_frame_indexes=indexes,
+            condition_video_keep=keep,  # type: ignore[arg-type]  # checked by generate
+            action=condition,
+            latents=latents,
+            callback_on_step_end=advance,
+        )
+        started = time.perf_counter()
+        files = []
+        for path in output:
+            if path.suffix.lower() == ".json":
+                files.append(save_actions(path, result.action))
+            else:
+                files.append(result.save(path))
+        timings = {**result.timings, "save": time.perf_counter() - started}
+    shape = [result.num_frames, height, width, 3]
+    if as_json:
+        print_json(
+            {
+                "files": [str(path) for path in files],
+                "shape": shape,
+                "latents_shape": list(result.latents.shape),
+                "seed": seed,
+                "timings": timings,
+            }
+        )
+    else:
+        words().print(
+            f"{', '.join(map(str, files))}: {shape[0]} frames of {height} x {width}, seed {seed}; "
+            f"prompt {timings['prompt']:.2f} s, {timings['steps']:.0f} steps in "
+            f"{timings['denoise']:.2f} s, saved in {timings['save']:.2f} s",
+            soft_wrap=True,
+        )
+
+
+def _action(
+    mode: str | None, domain: str, actions: Path | None, chunk_size: int, view_point: str
+) -> ActionCondition | None:
+    if mode is None:
+        if actions is not None:
+            raise ConfigError("--actions needs a mode", expected="--action-mode forward_dynamics")
+        return None
+    by_number = domain.isdecimal()
+    return ActionCondition(
+        mode=mode,  # type: ignore[arg-type]  # checked by the class
+        chunk_size=chunk_size,
+        domain_id=int(domain) if by_number else None,
+        domain_name=None if by_number else domain,
+        raw_actions=None if actions is None else load_actions(actions),
+        view_point=view_point,
+    )
+
+
+def _check_outputs(output: list[Path], condition: ActionCondition | None) -> None:
+    """Refuse before the work what could not be written after it."""
+    known = (".png", ".mp4", ".gif", ".npz", ".json")
+    for path in output:
+        suffix = path.suffix.lower()
+        if suffix not in known:
+            raise ConfigError(
+                "the output's kind is unknown", got=str(path), expected=", ".join(known)
+            )
+        if suffix == ".json" and condition is None:
+            raise ConfigError(
+                "a .json output holds actions", got=str(path), expected="an --action-mode"
+            )
