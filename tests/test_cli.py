@@ -16,15 +16,24 @@ from motrt.export.cli import VERBS, run
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("verb", VERBS)
+SUBVERBS = ["run reasoner", "run generator"]
+
+
+@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "run"), *SUBVERBS])
 def test_every_verb_has_help_with_an_example_and_a_page(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([verb, "--help"]) == 0
+    assert run([*verb.split(), "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--json" in shown
     assert f"Example: motrt {verb}" in " ".join(shown.split())
     assert f"\n## {verb}\n" in (ROOT / "docs" / "cli.md").read_text()
+
+
+def test_a_group_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(verb.split()[1] in shown for verb in SUBVERBS)
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +72,15 @@ def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[
         ["export", "absent", "-o", "out", "--probe", "maybe"],
         ["validate", "absent", "--against", "absent"],
         ["inspect", "absent"],
+        ["demo", "absent"],
+        ["run", "reasoner", "absent", "--prompt", "x"],
+        ["run", "reasoner", "absent"],
+        ["run", "reasoner", "absent", "--messages", "absent.json"],
+        ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4"],
+        ["run", "generator", "absent", "--prompt", "x", "-o", "a.txt"],
+        ["run", "generator", "absent", "--prompt", "x", "-o", "a.json"],
+        ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4", "--guidance-interval", "1"],
+        ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4", "--actions", "a.json"],
     ],
 )
 def test_errors_are_one_line_and_1(
@@ -108,3 +126,66 @@ def test_export_says_what_it_did(
         "sound_tokenizer": "not in the checkpoint",
         "vision_encoder": "not in the checkpoint",
     }
+
+
+def test_run_reasoner_answers(
+    bundle: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "reasoner", str(bundle("nano-like")), "--prompt", "Hello"]
+    assert run([*command, "--max-new-tokens", "5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report.keys() == {"text", "token_ids", "finish_reason", "prompt_tokens", "timings"}
+    assert len(report["token_ids"]) == 5
+    assert report["finish_reason"] == "length"
+    assert run([*command, "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out == report["text"] + "\n"
+
+
+def test_run_generator_writes_files(
+    bundle: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "clip.mp4", tmp_path / "clip.gif", tmp_path / "clip.npz"]
+    outputs = [word for file in files for word in ("-o", str(file))]
+    command = ["run", "generator", str(bundle("nano-like")), "--prompt", "A square", *outputs]
+    size = ["--num-frames", "5", "--height", "32", "--width", "48", "--num-inference-steps", "2"]
+    assert run([*command, *size, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report.keys() == {"files", "shape", "latents_shape", "seed", "timings"}
+    assert report["files"] == [str(file) for file in files]
+    assert report["shape"] == [5, 32, 48, 3]
+    assert all(file.stat().st_size > 0 for file in files)
+
+    again = ["--latents", str(files[2]), "-o", str(tmp_path / "again.npz")]
+    assert run([*command[:-6], *again, *size, "--json"]) == 0
+
+
+def test_run_generator_reads_and_writes_actions(
+    bundle: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (48, 32), (200, 30, 30)).save(tmp_path / "frame.png")
+    command = [
+        "run", "generator", str(bundle("nano-like")), "--prompt", "Move", "--domain", "3",
+        "--image", str(tmp_path / "frame.png"), "--chunk-size", "4", "--height", "32",
+        "--width", "48", "--num-inference-steps", "2", "--guidance-scale", "1", "--json",
+    ]  # fmt: skip
+    out = tmp_path / "actions.json"
+    assert run([*command, "--action-mode", "policy", "-o", str(out)]) == 0
+    actions = json.loads(out.read_text())
+    assert len(actions) == 4
+    capsys.readouterr()
+    forward = ["--action-mode", "forward_dynamics", "--actions", str(out)]
+    assert run([*command, *forward, "-o", str(tmp_path / "clip.gif")]) == 0
+    assert json.loads(capsys.readouterr().out)["shape"] == [5, 32, 48, 3]
+
+
+def test_demo_loads_no_torch(bundle: Callable[..., Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "motrt.export", "demo", str(bundle("edge-like"))]
+    size = ["--num-frames", "5", "--num-inference-steps", "2", "--json"]
+    done = subprocess.run(
+        [*command, "-o", str(tmp_path), *size], capture_output=True, text=True, check=True
+    )
+    report = json.loads(done.stdout)
+    assert report["loaded"] == []
+    assert (tmp_path / "clip.mp4").stat().st_size > 0

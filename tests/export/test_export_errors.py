@@ -188,10 +188,6 @@ BREAKERS: dict[str, tuple[Breaker, str]] = {
         lambda root: edit_json(root / "vae/config.json", base_dim=10**400),
         "base_dim",
     ),
-    "VAE with null for numbers": (
-        lambda root: edit_json(root / "vae/config.json", latents_std=None),
-        "latents_std",
-    ),
     "VAE of another size": (
         lambda root: edit_json(root / "vae/config.json", **{**VAE, "base_dim": 8}),
         "encoder.conv_in",

@@ -154,7 +154,7 @@ class VaeConfig:
         values = {
             name: _typed(name, annotation, data[name], source)
             for name, annotation in fields.items()
-            if name in data
+            if name in data and (data[name] is not None or annotation.endswith("None"))
         }
         return cls(**values)
 

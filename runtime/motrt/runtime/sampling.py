@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from motrt.runtime.params import SamplingParams
 
 Logits = npt.NDArray[np.floating]
+Ids = npt.NDArray[np.intp]
 
 
 def penalize_repetition(logits: Logits, ids: npt.NDArray[np.int64], penalty: float) -> Logits:
@@ -62,10 +63,7 @@ def keep_top_k(logits: Logits, top_k: int) -> Logits:
 
     Source: transformers ``TopKLogitsWarper``.
     """
-    if top_k >= logits.size:
-        return logits
-    threshold = np.partition(logits, logits.size - top_k)[logits.size - top_k]
-    return np.where(logits < threshold, -np.inf, logits).astype(logits.dtype)
+    return _only(logits, _top_k_ids(logits, top_k))
 
 
 def keep_top_p(logits: Logits, top_p: float) -> Logits:
@@ -75,17 +73,7 @@ def keep_top_p(logits: Logits, top_p: float) -> Logits:
 
     Source: transformers ``TopPLogitsWarper``, whose ascending order this one turns around.
     """
-    if top_p >= 1:
-        return logits
-    probabilities = _softmax(logits)
-    # Below this, all such tokens together have less than 1 - top_p. It saves sorting 150 000.
-    hopeful = np.flatnonzero(probabilities >= (1 - top_p) / logits.size)
-    order = hopeful[np.argsort(-probabilities[hopeful], kind="stable")]
-    before = np.cumsum(probabilities[order]) - probabilities[order]
-    kept = order[before < top_p]
-    filtered = np.full_like(logits, -np.inf)
-    filtered[kept] = logits[kept]
-    return filtered
+    return logits if top_p >= 1 else _only(logits, _top_p_ids(_softmax(logits), top_p))
 
 
 class Sampler:
@@ -155,18 +143,40 @@ class Sampler:
 
     def _draw(self, scores: Logits) -> int:
         params = self._params
-        # From the best down and in float64: no temperature can make it overflow upwards.
-        wide: Logits = scores.astype(np.float64)
+        # A temperature keeps the order, so top-k may come first: exact, and less to compute.
+        top_k = params.top_k or scores.size
+        ids = np.arange(scores.size) if top_k >= scores.size else _top_k_ids(scores, top_k)
+        # From the best down and in float64: no temperature makes it overflow upwards.
+        wide: Logits = scores[ids].astype(np.float64)
         with np.errstate(over="ignore"):
-            wide = scale_temperature(wide - wide.max(), params.temperature)
-        if params.top_k > 0:
-            wide = keep_top_k(wide, params.top_k)
-        wide = keep_top_p(wide, params.top_p)
-        probabilities = _softmax(wide)
-        ids = np.flatnonzero(probabilities)
-        reached = np.cumsum(probabilities[ids])
-        drawn = np.searchsorted(reached, self._random.random_sample() * reached[-1], side="right")
-        return int(ids[min(int(drawn), ids.size - 1)])
+            probabilities = _softmax(scale_temperature(wide - wide.max(), params.temperature))
+        if params.top_p < 1:
+            kept = _top_p_ids(probabilities, params.top_p)
+            ids, probabilities = ids[kept], probabilities[kept]
+        reached = np.cumsum(probabilities)
+        # Below the total even when it is rounded: past it there is no token, or one of no chance.
+        drawn = min(self._random.random_sample() * reached[-1], np.nextafter(reached[-1], 0))
+        return int(ids[np.searchsorted(reached, drawn, side="right")])
+
+
+def _top_k_ids(logits: Logits, top_k: int) -> Ids:
+    first = max(logits.size - top_k, 0)
+    return np.flatnonzero(logits >= np.partition(logits, first)[first])
+
+
+def _top_p_ids(probabilities: npt.NDArray[np.float64], top_p: float) -> Ids:
+    """Return the fewest best that reach ``top_p`` together, the best first."""
+    # Less likely ones have under 1 - top_p even all together. It saves sorting 150 000.
+    hopeful = np.flatnonzero(probabilities >= (1 - top_p) / probabilities.size)
+    order = hopeful[np.argsort(-probabilities[hopeful], kind="stable")]
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    return order[before < top_p]
+
+
+def _only(logits: Logits, ids: Ids) -> Logits:
+    kept = np.full_like(logits, -np.inf)
+    kept[ids] = logits[ids]
+    return kept
 
 
 def _softmax(logits: Logits) -> npt.NDArray[np.float64]:
