@@ -38,7 +38,7 @@ def opened(request: pytest.FixtureRequest, bundle: Callable[..., Path]) -> Itera
     kind, lowering, backend = request.param
     found = Bundle.open(bundle(kind, "fp32", lowering))
     engine = BACKENDS[backend](found)
-    yield lambda **options: TextModel(found, engine.reasoner(), **{"capacity": 512, **options})
+    yield lambda **options: TextModel(found, engine, **{"capacity": 512, **options})
     engine.close()
 
 
@@ -112,8 +112,6 @@ def test_bfloat16_is_refused_on_the_cpu(bundle: Callable[..., Path]) -> None:
 
 
 def test_a_provider_that_is_not_there_is_an_error(bundle: Callable[..., Path]) -> None:
-    backend = OnnxRuntimeBackend(
-        Bundle.open(bundle("nano-like")), providers=["CUDAExecutionProvider"]
-    )
+    found = Bundle.open(bundle("nano-like"))
     with pytest.raises(ExecutionError, match="provider is not there; got CUDAExecutionProvider"):
-        backend.reasoner()
+        OnnxRuntimeBackend(found, providers=["CUDAExecutionProvider"])

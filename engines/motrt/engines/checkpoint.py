@@ -23,6 +23,7 @@ from motrt.engines.weight_names import weight_table
 # Components of a public pipeline folder. Their absence is reported, and matters only to a mode
 # that needs them.
 COMPONENTS = ("vae", "scheduler", "text_tokenizer", "sound_tokenizer", "vision_encoder")
+_INDEXES = ("model_index.json", "modular_model_index.json")
 _STEMS = ("diffusion_pytorch_model", "model")
 FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
@@ -37,7 +38,8 @@ class Checkpoint:
         weights: The transformer's tensors; exactly those of the config.
         components: Folder of each component that is there.
         absent: Components that are not there.
-        pipeline: The content of ``model_index.json``, or empty.
+        pipeline: The content of ``model_index.json`` and, where that is silent, of
+            ``modular_model_index.json`` (distilled checkpoints); or empty.
     """
 
     root: Path
@@ -74,14 +76,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
     store = open_weights(folder)
     check_weights(config, store)
     components = {name: path / name for name in COMPONENTS if (path / name).is_dir()}
-    index = path / "model_index.json"
+    pipeline: dict[str, Any] = {}
+    for name in _INDEXES:
+        if (path / name).is_file():
+            pipeline = read_json(path / name) | pipeline
     return Checkpoint(
         root=path,
         config=config,
         weights=store,
         components=components,
         absent=tuple(name for name in COMPONENTS if name not in components),
-        pipeline=read_json(index) if index.is_file() else {},
+        pipeline=pipeline,
     )
 
 

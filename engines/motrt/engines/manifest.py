@@ -53,6 +53,7 @@ class Manifest:
         absent: What was not exported, and why.
         scheduler: The checkpoint's scheduler config, or empty.
         pipeline: The checkpoint's ``model_index.json``, or empty.
+        prompt_templates: The sentences around a prompt; see ``motrt.runtime.prompt_templates``.
         probe: The numeric probe at the end of the last write.
         parity: The evidence of the last ``validate``, or None.
         provenance: Who wrote the bundle, from what, with which versions.
@@ -71,6 +72,7 @@ class Manifest:
     absent: dict[str, str] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
+    prompt_templates: dict[str, Any] = field(default_factory=dict)
     probe: dict[str, Any] = field(default_factory=dict)
     parity: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class Manifest:
             "guardrail": GUARDRAIL,
             "scheduler": self.scheduler,
             "pipeline": self.pipeline,
+            "prompt_templates": self.prompt_templates,
             "probe": self.probe,
             "parity": self.parity,
             "provenance": self.provenance,
@@ -153,6 +156,7 @@ class Manifest:
                 absent=_map(data["absent"], _text),
                 scheduler=dict(data["scheduler"]),
                 pipeline=dict(data["pipeline"]),
+                prompt_templates=dict(data["prompt_templates"]),
                 probe=dict(data["probe"]),
                 parity=None if data["parity"] is None else dict(data["parity"]),
                 provenance=dict(data["provenance"]),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from motrt.engines._onnxruntime import onnxruntime
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import ConfigError, ExecutionError
-from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine, open_session
+from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine, check_providers, open_session
 from motrt.engines.onnxruntime_towers import OnnxRuntimeGenerator, OnnxRuntimeReasoner
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class OnnxRuntimeBackend:
                 expected="CPUExecutionProvider alone",
                 fix="Use residency='separate'.",
             )
+        check_providers(providers)
         self.bundle = bundle
         self.residency = residency
         self._providers = tuple(providers)

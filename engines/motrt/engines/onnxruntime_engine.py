@@ -79,23 +79,32 @@ def open_session(name: str, source: str | bytes, options: Any, providers: Sequen
     Raises:
         ExecutionError: A provider is absent, or the graph does not load.
     """
-    ort = onnxruntime()
-    absent = [provider for provider in providers if provider not in ort.get_available_providers()]
-    if absent:
-        raise ExecutionError(
-            "an execution provider is not there",
-            got=", ".join(absent),
-            expected=f"among {', '.join(ort.get_available_providers())}",
-            fix="Install the ONNX Runtime package that has it, or choose another provider.",
-        )
+    check_providers(providers)
     try:
-        return ort.InferenceSession(source, options, providers=list(providers))
+        return onnxruntime().InferenceSession(source, options, providers=list(providers))
     except Exception as err:  # see above
         raise ExecutionError(
             f"ONNX Runtime does not load the {name}",
             got=_first_line(err),
             fix="The native lowering needs ONNX Runtime 1.32; export with --lowering portable.",
         ) from err
+
+
+def check_providers(providers: Sequence[str]) -> None:
+    """Refuse execution providers that are not there.
+
+    Raises:
+        ExecutionError: One is absent.
+    """
+    available = onnxruntime().get_available_providers()
+    absent = [provider for provider in providers if provider not in available]
+    if absent:
+        raise ExecutionError(
+            "an execution provider is not there",
+            got=", ".join(absent),
+            expected=f"among {', '.join(available)}",
+            fix="Install the ONNX Runtime package that has it, or choose another provider.",
+        )
 
 
 def run_binding(session: Any, binding: Any, outputs: list[str], name: str) -> dict[str, Any]:

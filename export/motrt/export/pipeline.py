@@ -60,6 +60,7 @@ from motrt.export.weights import (
     place_weights,
     plan_transformer,
 )
+from motrt.runtime.prompt_templates import PromptTemplates
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -156,6 +157,7 @@ def export_checkpoint(
             absent=_absent(source, vae),
             scheduler=_scheduler(source),
             pipeline=source.pipeline,
+            prompt_templates=PromptTemplates().to_dict(),
             provenance=_provenance(source, scanned=scan),
         )
         progress("probe", 0, 1)

@@ -34,21 +34,28 @@ class TorchBackend:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
+        self._reasoner: TorchReasoner | None = None
+        self._generator: TorchGenerator | None = None
 
     def reasoner(self) -> TorchReasoner:
         """Return the causal tower."""
-        return TorchReasoner(self.bundle)
+        if self._reasoner is None:
+            self._reasoner = TorchReasoner(self.bundle)
+        return self._reasoner
 
     def generator(self) -> TorchGenerator:
         """Return the denoising tower."""
-        return TorchGenerator(self.bundle)
+        if self._generator is None:
+            self._generator = TorchGenerator(self.bundle)
+        return self._generator
 
     def component(self, contract: EngineContract, file: str) -> OnnxRuntimeEngine:
         """Open another graph; there is no PyTorch form of it here."""
         return OnnxRuntimeEngine(contract, self.bundle.path(file))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Drop both towers; they are loaded again if they are used again."""
+        self._reasoner = self._generator = None
 
 
 class TorchCache:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from motrt.engines.errors import ExecutionError
+from motrt.engines.errors import ConfigError, ExecutionError
 
 if TYPE_CHECKING:
     from motrt.engines.tensors import Array
@@ -95,6 +95,7 @@ def denoise(
         The latents at the end of the schedule, float32.
 
     Raises:
+        ConfigError: The callback left latents of other names or shapes.
         ExecutionError: A prediction or a latent is not finite; names step and modality.
     """
     latents = {name: array.astype(np.float32) for name, array in latents.items()}
@@ -111,11 +112,25 @@ def denoise(
             latents[name] = stepped * mask + clean[name] * (1 - mask)
             _require_finite(latents[name], "latents", name, index)
         if callback is not None:
-            state = StepState(latents)
+            state = StepState(dict(latents))
             callback(index, timestep, state)
-            latents = state.latents
+            latents = _steered(latents, state.latents, index)
             if state.should_stop:
                 break
+    return latents
+
+
+def _steered(before: Latents, after: Latents, step: int) -> Latents:
+    """Take over what a callback left, if it can go on from there."""
+    expected = {name: array.shape for name, array in before.items()}
+    shapes = {name: np.shape(array) for name, array in after.items()}
+    if shapes != expected:
+        raise ConfigError(
+            f"the callback's latents do not fit after step {step}", got=shapes, expected=expected
+        )
+    latents = {name: np.asarray(array, np.float32) for name, array in after.items()}
+    for name, array in latents.items():
+        _require_finite(array, "latents", name, step)
     return latents
 
 

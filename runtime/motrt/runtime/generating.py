@@ -10,6 +10,7 @@ import numpy as np
 
 from motrt.runtime.denoise import Guidance, denoise
 from motrt.runtime.network import branch
+from motrt.runtime.prompt_templates import PromptTemplates
 from motrt.runtime.prompts import generation_prompt
 from motrt.runtime.results import GenerationResult
 from motrt.runtime.sampling_plan import plan_run
@@ -147,6 +148,7 @@ class GenerationRun:
             action_mode=None if action is None else action.mode,
             action_view_point=None if action is None else action.view_point,
             pipeline=self.bundle.manifest.pipeline,
+            templates=PromptTemplates.from_dict(self.bundle.manifest.prompt_templates),
         )
         positive = made.positive_ids.tolist()
         if history is not None:
@@ -161,7 +163,6 @@ class GenerationRun:
         So a generation alone does not depend, to the last bit, on what was asked before.
         """
         sequence = TokenSequence(self.text) if conversation is None else conversation
-        sequence.model.engine = self.backend.reasoner()  # it may have been swapped out
         kept = sequence.rewind_to_prefix_of(ids)
         sequence.extend(ids[kept:])
         return sequence.context()
@@ -175,6 +176,7 @@ class GenerationRun:
         timings: dict[str, float],
     ) -> GenerationResult:
         vision, action = latents["vision"][None], latents.get("action")
+        decode = self.decode  # alone: a result must not keep engines and caches alive
         if action is not None and given.action is not None:
             action = action[:, : given.action.raw_action_dim]
         return GenerationResult(
@@ -185,11 +187,11 @@ class GenerationRun:
             fps=params.fps,
             num_frames=plan.num_frames,
             timings=timings,
-            _decode=lambda: self.decode(vision),
+            _decode=lambda: decode(vision),
         )
 
 
 def _one_each(scheduler: Scheduler, plan: Plan) -> dict[str, Scheduler]:
     """A scheduler for each modality that has anything to denoise; each keeps its own history."""
-    moving = [name for name, mask in plan.sample.noisy.items() if mask.any()]
+    moving = [name for name, mask in plan.sample.noisy.items() if mask.any()] or ["vision"]
     return {name: scheduler if i == 0 else scheduler.clone() for i, name in enumerate(moving)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -68,9 +69,13 @@ class GenerationParams:
                 raise _wrong(name, value, "a whole number of at least 1")
         for name in ("fps", "guidance_scale"):
             value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or value <= 0):
+            if value is None and name == "guidance_scale":
+                continue
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value <= 0:
                 raise _wrong(name, value, "a positive number")
-        if not 0 <= self.seed < 2**32:
+        is_whole = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
+        if not is_whole or not 0 <= self.seed < 2**32:
             raise _wrong("seed", self.seed, "0 to 2**32 - 1")
         if self.guidance_interval is not None:
             low, high = self.guidance_interval
@@ -78,7 +83,7 @@ class GenerationParams:
                 raise _wrong("guidance_interval", self.guidance_interval, "0 <= low < high")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ActionCondition:
     """An action-conditioned generation.
 

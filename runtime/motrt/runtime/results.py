@@ -38,7 +38,7 @@ class ReasonResult:
     timings: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GenerationResult:
     """A generated sample, still in latents; frames are decoded when they are asked for.
 
@@ -66,9 +66,10 @@ class GenerationResult:
 
         Raises:
             BundleError: The bundle has no VAE.
-            ExecutionError: The runtime is closed.
+            ExecutionError: The runtime is busy or closed.
         """
-        return self._decode()
+        for frames in self._decode():
+            yield from frames
 
     def save(self, path: str | Path) -> Path:
         """Write the sample; the suffix says how: .png, .mp4, .gif, or .npz for the latents.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from motrt.runtime.video import ClipSource, Keep
 
 _SPATIAL_FACTOR = 16  # of every published VAE; used only where the bundle has none
+_SAMPLES_PER_SECOND = 48000  # of every published sound tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +67,14 @@ class Plan:
     def start(self, random: np.random.RandomState, given: GivenLatents | None) -> dict[str, Array]:
         """Return the latents to start from: noise in the order vision, sound, action.
 
-        Latents that were given are taken as they are, as diffusers does.
+        Latents that were given are taken as they are, as diffusers does: with their clean frames.
         """
         latents: dict[str, Array] = {}
+        own = _given_latents(given)
         for name, shape in self.shapes.items():
             noise = random.standard_normal(shape).astype(np.float32)
             mask = self.sample.noisy[name]
-            latents[name] = noise * mask + self.clean[name] * (1 - mask)
-        if given is not None:
-            own = {
-                "vision": given.latents[0],
-                "sound": given.sound_latents,
-                "action": given.action_latents,
-            }
-            for name, array in own.items():
-                if array is None:
-                    continue
-                if self.shapes.get(name) != array.shape:
-                    raise ConfigError(
-                        f"the given {name} latents have the wrong shape",
-                        got=list(array.shape),
-                        expected=list(self.shapes[name]) if name in self.shapes else "none",
-                        fix="Pass latents of the size that height, width and num_frames give.",
-                    )
-                latents[name] = array
+            latents[name] = own.get(name, noise * mask + self.clean[name] * (1 - mask))
         return latents
 
 
@@ -107,22 +92,17 @@ def plan_run(
     action = given.action
     num_frames = params.num_frames if action is None else action.chunk_size + 1
     _check_request(bundle, params, given, num_frames, modalities)
+    domain = 0 if action is None else _check_domain(bundle, action)
     frames, height, width = _latent_size(bundle, vae, params, num_frames)
     shapes: dict[str, tuple[int, ...]] = {"vision": (model.latent_channel, frames, height, width)}
     noisy: dict[str, Array] = {"vision": np.ones((1, frames, 1, 1), np.float32)}
     clean: dict[str, Array] = {"vision": np.zeros(shapes["vision"], np.float32)}
-    fixed = _clean_frames(given, frames, num_frames)
-    if fixed:
-        clean["vision"] = _encode(bundle, vae, params, given, num_frames)
-        noisy["vision"][:, list(fixed)] = 0
     if params.sound:
-        count = max(1, -int(-num_frames / params.fps * model.sound_latent_fps // 1))
+        count = _sound_latents(num_frames, params.fps, model.sound_latent_fps)
         shapes["sound"] = (model.sound_dim or 0, count)
         noisy["sound"] = np.ones((1, count), np.float32)
         clean["sound"] = np.zeros(shapes["sound"], np.float32)
-    domain = 0
     if action is not None:
-        domain = _check_domain(bundle, action)
         width = action.raw_action_dim or (model.action_dim or 0)
         shapes["action"] = (action.chunk_size, model.action_dim or 0)
         clean["action"] = np.zeros(shapes["action"], np.float32)
@@ -131,7 +111,38 @@ def plan_run(
             noisy["action"][:, :width] = 1
         else:
             clean["action"][:, : action.raw_actions.shape[1]] = _fit(action)
+    own = _given_latents(given.latents)
+    for name, array in own.items():
+        if shapes.get(name) != array.shape:
+            raise ConfigError(
+                f"the given {name} latents have the wrong shape",
+                got=list(array.shape),
+                expected=list(shapes[name]) if name in shapes else "none",
+                fix="Pass latents of the size that height, width and num_frames give.",
+            )
+    fixed = _clean_frames(given, frames, num_frames)
+    if fixed:
+        encoded = _encode(bundle, vae, params, given, num_frames)
+        clean["vision"] = own.get("vision", encoded)
+        noisy["vision"][:, list(fixed)] = 0
     return Plan(Sample(noisy, params.fps, domain), clean, shapes, num_frames)
+
+
+def _given_latents(given: GivenLatents | None) -> dict[str, Array]:
+    if given is None:
+        return {}
+    named = {
+        "vision": given.latents[0],
+        "sound": given.sound_latents,
+        "action": given.action_latents,
+    }
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def _sound_latents(num_frames: int, fps: float, sound_latent_fps: float) -> int:
+    """Count in whole samples, as diffusers does: 245 frames at 25 a second are 9.800000000000001 s."""
+    samples = int(num_frames / fps * _SAMPLES_PER_SECOND)
+    return max(1, -(-samples // round(_SAMPLES_PER_SECOND / sound_latent_fps)))
 
 
 def _check_request(

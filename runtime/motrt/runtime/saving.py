@@ -19,8 +19,8 @@ def save_result(result: GenerationResult, path: str | Path) -> Path:
         save_latents(target, latents_of(result))
         return target
     with open_writer(path, fps=result.fps, num_frames=result.num_frames) as writer:
-        for frames in result.frames():
-            writer.write(frames)
+        for frame in result.frames():
+            writer.write(frame)
     return target
 
 

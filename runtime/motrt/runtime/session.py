@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -42,7 +43,8 @@ OutputFilter = Callable[["Array"], "Array"]
 class Runtime:
     """A bundle at work. Use :meth:`open`, and close it or use it in a ``with`` statement.
 
-    One call at a time: a second thread waits, or gets an error, as ``on_busy`` says.
+    One call at a time: a second thread waits, or gets an error, as ``on_busy`` says. A thread whose
+    own call has not ended (an open stream, a callback) would wait for itself, and gets an error.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Runtime:
         self._on_busy = on_busy
         self._output_filter = output_filter
         self._lock = threading.Lock()
+        self._owner: int | None = None  # thread that holds the lock
+        self._streams: weakref.WeakSet[ReasonStream] = weakref.WeakSet()
         self._is_closed = False
         self._tokenizer: Tokenizer | None = None
         self._sequence: TokenSequence | None = None
@@ -162,7 +166,11 @@ class Runtime:
         system: str | None = None,
     ) -> ReasonStream:
         """Answer piece by piece; see :meth:`reason`."""
-        return ReasonStream(self._answer(as_messages(prompt, system), params or SamplingParams()))
+        stream = ReasonStream(
+            self._answer(as_messages(prompt, system), params or SamplingParams())
+        )
+        self._streams.add(stream)
+        return stream
 
     def generate(
         self,
@@ -188,7 +196,8 @@ class Runtime:
             condition_frame_indexes: Latent frames that ``video`` fixes.
             condition_video_keep: Which end of a longer ``video`` counts.
             action: For the three action modes; the clip then has ``chunk_size + 1`` frames.
-            latents: Where to start instead of seeded noise, or a file of them.
+            latents: Where to start instead of seeded noise, or a file of them. As in diffusers they
+                hold the clean frames too; what ``image`` or ``video`` encode to is not put in.
             history: An answer of :meth:`reason`: the prompt goes on from that conversation, whose
                 keys and values are not computed again.
             callback_on_step_end: Called as ``(step, timestep, state)`` after each step.
@@ -211,13 +220,18 @@ class Runtime:
             run = GenerationRun(
                 bundle=self.bundle,
                 backend=self._backend,
-                text=self._text_model(),
                 tokenizer=self._tokens(),
+                text=self._text_model(),
                 vae=self._vae_of_bundle(),
                 conversation=None if history is None else self._sequence,
                 decode=self._decode,
             )
-            return run(prompt, params, given, history, callback_on_step_end)
+            try:
+                return run(prompt, params, given, history, callback_on_step_end)
+            except BaseException:
+                if history is not None:
+                    self._sequence = None  # its cache may hold half a step
+                raise
 
     @property
     def cache_nbytes(self) -> int:
@@ -225,7 +239,17 @@ class Runtime:
         return 0 if self._sequence is None else self._sequence.nbytes
 
     def close(self) -> None:
-        """Let go of engines, caches and processes; a closed runtime cannot be used again."""
+        """Let go of engines, caches and processes; a closed runtime cannot be used again.
+
+        Open streams end where they are; another thread's call is waited for.
+
+        Raises:
+            ExecutionError: Called from a callback.
+        """
+        for stream in list(self._streams):
+            with suppress(ValueError):  # another thread is at its next token
+                stream.close()
+        self._refuse_own_call()
         with self._lock:
             self._is_closed = True
             self._sequence = None
@@ -250,13 +274,12 @@ class Runtime:
         self, messages: list[dict[str, Any]], params: SamplingParams
     ) -> Iterator[str | ReasonResult]:
         with self._busy():
+            tokenizer = self._tokens()
             if self._sequence is None:
                 self._sequence = TokenSequence(self._text_model())
             sequence = self._sequence
-            # The engine may have been swapped out since.
-            sequence.model.engine = self._backend.reasoner()
             try:
-                yield from answer(self._tokens(), sequence, messages, params)
+                yield from answer(tokenizer, sequence, messages, params)
             except BaseException:
                 # The cache may hold half a step, also after Ctrl-C: start afresh.
                 self._sequence = None
@@ -270,14 +293,20 @@ class Runtime:
                 got=f"vae: {self.bundle.manifest.absent.get('vae', 'absent')}",
                 fix="Export a checkpoint that has a vae/ folder, or save the latents as .npz.",
             )
-        with self._busy():
-            for frames in vae.decode(latents):
-                yield frames if self._output_filter is None else self._output_filter(frames)
+        chunks = vae.decode(latents)
+        while True:
+            with self._busy():  # chunk by chunk: who reads frames slowly keeps nobody waiting
+                frames = next(chunks, None)
+                if frames is not None and self._output_filter is not None:
+                    frames = self._output_filter(frames)
+            if frames is None:
+                return
+            yield frames
 
     def _text_model(self) -> TextModel:
         return TextModel(
             self.bundle,
-            self._backend.reasoner(),
+            self._backend,
             capacity=self._capacity,
             chunk_size=self._chunk_size,
         )
@@ -301,15 +330,27 @@ class Runtime:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
+        self._refuse_own_call()
         if not self._lock.acquire(blocking=self._on_busy == "wait"):
             raise ExecutionError(
                 "the runtime is busy with another call",
                 expected="one call at a time",
                 fix="Open a second runtime, or open this one with on_busy='wait'.",
             )
+        self._owner = threading.get_ident()
         try:
             if self._is_closed:
                 raise ExecutionError("the runtime is closed", fix="Open the bundle again.")
             yield
         finally:
+            self._owner = None
             self._lock.release()
+
+    def _refuse_own_call(self) -> None:
+        if self._owner == threading.get_ident():
+            raise ExecutionError(
+                "this thread's own call to the runtime has not ended",
+                got="a stream that is still open, or a call from a callback",
+                expected="one call at a time",
+                fix="Read the stream to its end, or close it.",
+            )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
-    from motrt.runtime.protocols import ReasonerEngine
+    from motrt.runtime.protocols import Backend, ReasonerEngine
 
 
 class TextModel:
@@ -27,22 +27,27 @@ class TextModel:
 
     Args:
         bundle: Gives embeddings, rotary frequencies and types.
-        engine: The causal engine.
+        backend: Gives the causal engine.
         capacity: Most tokens of a sequence.
         chunk_size: Most tokens of one prefill call; it bounds the memory of a long prompt.
     """
 
     def __init__(
-        self, bundle: Bundle, engine: ReasonerEngine, *, capacity: int, chunk_size: int = 512
+        self, bundle: Bundle, backend: Backend, *, capacity: int, chunk_size: int = 512
     ) -> None:
         self.config = bundle.manifest.model
         self.capacity = capacity
         self.chunk_size = chunk_size
-        self.engine = engine
+        self._backend = backend
         self._dtype = bundle.dtype.numpy
         self._embed_tokens = bundle.weights()[EMBED_TOKENS]
         self._inv_freq = np.array(bundle.manifest.inv_freq, np.float32)
         self._axes = bundle.manifest.rotary_axes
+
+    @property
+    def engine(self) -> ReasonerEngine:
+        """The causal engine. Asked for anew each time: a reference would keep it from a swap."""
+        return self._backend.reasoner()
 
     def embed(self, ids: Array) -> Array:
         """Return embedding rows of int64 ``[S]``, compute type ``[1, S, E]``.
