@@ -42,7 +42,7 @@ class GifStream:
         """Write a frame ``[H, W, 3]`` with a palette of its own; it is shown for a while."""
         image = pillow().fromarray(frame).quantize(256)
         single = io.BytesIO()
-        image.save(single, format="GIF")
+        image.save(single, format="GIF", interlace=False)
         table_bits, table, descriptor, data = _parts(single.getvalue())
         self._file.write(b"\x21\xf9\x04" + struct.pack("<BHBB", 0x04, centiseconds, 0, 0))
         self._file.write(descriptor + bytes([_HAS_TABLE | table_bits]) + table + data)

@@ -49,7 +49,7 @@ def read_clip(source: ClipSource) -> Frames:
             uint8, or floats in [0, 1] or [-1, 1] (if one is negative).
 
     Returns:
-        A generator, which to close closes the file: of Pillow images, or of float32 arrays in
+        A generator, which to close closes the file: of RGB Pillow images, or of float32 arrays in
         [-1, 1] where the source is an array of floats.
 
     Raises:
@@ -80,7 +80,7 @@ def preprocess_frame(frame: Frame, height: int, width: int) -> Floats:
     if isinstance(frame, np.ndarray):
         return nearest(frame, height, width)
     resized = frame.resize((width, height), resample=pillow().Resampling.BILINEAR)
-    levels = np.array(resized.convert("RGB"), np.float32)
+    levels = np.array(resized, np.float32)
     return np.float32(2) * (levels / np.float32(255)) - np.float32(1)
 
 
@@ -226,7 +226,7 @@ def _as_image(frame: Any) -> Image:
             return _image_of(frame)
         got = f"array {frame.dtype} {list(frame.shape)}"
     elif isinstance(frame, pillow().Image):
-        return cast("Image", frame)
+        return cast("Image", frame.convert("RGB"))
     else:
         got = type(frame).__name__
     raise ConfigError(

@@ -40,7 +40,7 @@ def _pair(
     )
     ours.set_timesteps(num_steps, mu=mu)
     theirs = diffusers.FlowMatchEulerDiscreteScheduler(**config)
-    sigmas = None if distilled is None else list(distilled)
+    sigmas: Any = None if distilled is None else list(distilled)
     if native:
         assert num_steps is not None
         total = theirs.config.num_train_timesteps

@@ -8,18 +8,39 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
 from motrt.calibration.reference.errors import RequestError
+from motrt.calibration.reference.fields import (
+    check_keys,
+    choice,
+    floats,
+    ids,
+    indexes,
+    named_cases,
+    needed_floats,
+)
+from motrt.calibration.reference.sequence_cases import (
+    prompt_case,
+    scheduler_case,
+    text_case,
+    trajectory_case,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+    from motrt.calibration.reference.fields import Arrays
+    from motrt.calibration.reference.sequence_cases import (
+        PromptCase,
+        SchedulerCase,
+        TextCase,
+        TrajectoryCase,
+    )
 
 DtypeName = Literal["float32", "float16", "bfloat16", "float64"]
 Order = Literal["default", "other"]
@@ -75,6 +96,13 @@ class Request:
     reasoner_cases: tuple[ReasonerCase, ...]
     generator_cases: tuple[GeneratorCase, ...]
     vae_cases: tuple[VaeCase, ...]
+    text_cases: tuple[TextCase, ...]
+    scheduler_cases: tuple[SchedulerCase, ...]
+    prompt_cases: tuple[PromptCase, ...]
+    trajectory_cases: tuple[TrajectoryCase, ...]
+
+
+_KINDS = ("reasoner", "generator", "vae", "text", "scheduler", "prompt", "trajectory")
 
 
 def load_request(folder: Path) -> Request:
@@ -89,49 +117,40 @@ def load_request(folder: Path) -> Request:
             arrays = {key: stored[key] for key in stored.files}
     except (OSError, ValueError) as err:
         raise RequestError(f"cannot read the request in {folder}: {err}") from err
-    _check_keys(
+    check_keys(
         fields,
         "request.json",
         required=("checkpoint", "weights_dtype", "compute_dtype"),
-        optional=("threads", "order", "reasoner_cases", "generator_cases", "vae_cases"),
+        optional=("threads", "order", *(f"{kind}_cases" for kind in _KINDS)),
     )
-    weights_dtype = _choice(fields, "weights_dtype", ("float32", "float16", "bfloat16"))
+    weights_dtype = choice(fields, "weights_dtype", ("float32", "float16", "bfloat16"))
     threads = fields.get("threads", 1)
     if not isinstance(threads, int) or threads < 1:
         raise RequestError(f"threads is {threads!r}; expected an integer of at least 1")
+    cases = {kind: named_cases(fields, f"{kind}_cases") for kind in _KINDS}
     return Request(
         checkpoint=Path(str(fields["checkpoint"])),
         weights_dtype=cast("DtypeName", weights_dtype),
-        compute_dtype=cast("DtypeName", _choice(fields, "compute_dtype", get_args(DtypeName))),
+        compute_dtype=cast("DtypeName", choice(fields, "compute_dtype", get_args(DtypeName))),
         threads=threads,
-        order=cast("Order", _choice(fields, "order", get_args(Order), default="default")),
-        reasoner_cases=tuple(_reasoner_case(c, arrays) for c in _cases(fields, "reasoner_cases")),
-        generator_cases=tuple(
-            _generator_case(c, arrays) for c in _cases(fields, "generator_cases")
-        ),
-        vae_cases=tuple(_vae_case(c, arrays) for c in _cases(fields, "vae_cases")),
+        order=cast("Order", choice(fields, "order", get_args(Order), default="default")),
+        reasoner_cases=tuple(_reasoner_case(c, arrays) for c in cases["reasoner"]),
+        generator_cases=tuple(_generator_case(c, arrays) for c in cases["generator"]),
+        vae_cases=tuple(_vae_case(c, arrays) for c in cases["vae"]),
+        text_cases=tuple(text_case(c, arrays) for c in cases["text"]),
+        scheduler_cases=tuple(scheduler_case(c, arrays) for c in cases["scheduler"]),
+        prompt_cases=tuple(prompt_case(c) for c in cases["prompt"]),
+        trajectory_cases=tuple(trajectory_case(c, arrays) for c in cases["trajectory"]),
     )
 
 
-def _cases(fields: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    cases = fields.get(kind) or []
-    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise RequestError(f"{kind} is not a list of objects")
-    names = [case.get("name") for case in cases]
-    if any(not isinstance(name, str) or not name for name in names) or len(set(names)) < len(
-        names
-    ):
-        raise RequestError(f"{kind} are named {names}; every case needs a name of its own")
-    return cases
-
-
 def _reasoner_case(case: Mapping[str, Any], arrays: Arrays) -> ReasonerCase:
-    _check_keys(case, case["name"], required=("name", "input_ids"))
-    return ReasonerCase(name=case["name"], input_ids=_ids(case, arrays))
+    check_keys(case, case["name"], required=("name", "input_ids"))
+    return ReasonerCase(name=case["name"], input_ids=ids(case, arrays))
 
 
 def _generator_case(case: Mapping[str, Any], arrays: Arrays) -> GeneratorCase:
-    _check_keys(
+    check_keys(
         case,
         case["name"],
         required=("name", "input_ids", "latents", "timestep", "fps"),
@@ -144,11 +163,9 @@ def _generator_case(case: Mapping[str, Any], arrays: Arrays) -> GeneratorCase:
             "domain_id",
         ),
     )
-    latents = _floats(case, "latents", arrays, rank=4)
-    if latents is None:
-        raise RequestError(f"{case['name']}: latents are missing; a generator case needs them")
-    sound = _floats(case, "sound_latents", arrays, rank=2)
-    action = _floats(case, "action_latents", arrays, rank=2)
+    latents = needed_floats(case, "latents", arrays, rank=4)
+    sound = floats(case, "sound_latents", arrays, rank=2)
+    action = floats(case, "action_latents", arrays, rank=2)
     domain_id = case.get("domain_id")
     if action is not None and not isinstance(domain_id, int):
         raise RequestError(
@@ -158,13 +175,13 @@ def _generator_case(case: Mapping[str, Any], arrays: Arrays) -> GeneratorCase:
     action_steps = 0 if action is None else action.shape[0]
     return GeneratorCase(
         name=case["name"],
-        input_ids=_ids(case, arrays),
+        input_ids=ids(case, arrays),
         latents=latents,
-        clean_frames=_clean(case, "clean_frames", latents.shape[1]),
+        clean_frames=indexes(case, "clean_frames", latents.shape[1]),
         sound_latents=sound,
-        clean_sound_frames=_clean(case, "clean_sound_frames", sound_frames),
+        clean_sound_frames=indexes(case, "clean_sound_frames", sound_frames),
         action_latents=action,
-        clean_action_steps=_clean(case, "clean_action_steps", action_steps),
+        clean_action_steps=indexes(case, "clean_action_steps", action_steps),
         domain_id=domain_id,
         timestep=float(case["timestep"]),
         fps=float(case["fps"]),
@@ -172,77 +189,11 @@ def _generator_case(case: Mapping[str, Any], arrays: Arrays) -> GeneratorCase:
 
 
 def _vae_case(case: Mapping[str, Any], arrays: Arrays) -> VaeCase:
-    _check_keys(case, case["name"], required=("name",), optional=("latents", "video"))
-    latents = _floats(case, "latents", arrays, rank=5)
-    video = _floats(case, "video", arrays, rank=5)
+    check_keys(case, case["name"], required=("name",), optional=("latents", "video"))
+    latents = floats(case, "latents", arrays, rank=5)
+    video = floats(case, "video", arrays, rank=5)
     if (latents is None) == (video is None):
         raise RequestError(
             f"{case['name']}: a VAE case has either latents (decode) or video (encode)"
         )
     return VaeCase(name=case["name"], latents=latents, video=video)
-
-
-def _ids(case: Mapping[str, Any], arrays: Arrays) -> NDArray[np.int64]:
-    ids = _array(case, "input_ids", arrays)
-    if ids is None or ids.dtype != np.int64 or ids.ndim != 1 or not ids.size:
-        got = "nothing" if ids is None else f"{ids.dtype} {list(ids.shape)}"
-        raise RequestError(
-            f"{case['name']}: input_ids are {got}; expected int64 [S], S of at least 1"
-        )
-    return ids
-
-
-def _floats(
-    case: Mapping[str, Any], field: str, arrays: Arrays, *, rank: int
-) -> NDArray[np.float32] | None:
-    array = _array(case, field, arrays)
-    if array is None:
-        return None
-    if array.dtype != np.float32 or array.ndim != rank or not array.size:
-        raise RequestError(
-            f"{case['name']}: {field} is {array.dtype} {list(array.shape)}; expected float32 of rank {rank}"
-        )
-    if not np.isfinite(array).all():
-        raise RequestError(f"{case['name']}: {field} holds NaN or infinity")
-    return array
-
-
-def _array(case: Mapping[str, Any], field: str, arrays: Arrays) -> NDArray[Any] | None:
-    key = case.get(field)
-    if key is None:
-        return None
-    if key not in arrays:
-        raise RequestError(
-            f"{case['name']}: {field} names {key!r}, which arrays.npz does not hold"
-        )
-    return arrays[key]
-
-
-def _clean(case: Mapping[str, Any], field: str, length: int) -> tuple[int, ...]:
-    indexes = tuple(case.get(field) or ())
-    # The pipeline drops indexes outside of the clip silently; here they would hide a caller's mistake.
-    if any(not isinstance(index, int) or not 0 <= index < length for index in indexes):
-        raise RequestError(
-            f"{case['name']}: {field} is {list(indexes)}; expected 0 to {length - 1}"
-        )
-    return tuple(sorted(set(indexes)))
-
-
-def _choice(
-    fields: Mapping[str, Any], field: str, allowed: Iterable[str], default: str | None = None
-) -> str:
-    value = fields.get(field, default)
-    if value not in allowed:
-        raise RequestError(f"{field} is {value!r}; expected one of {', '.join(allowed)}")
-    return str(value)
-
-
-def _check_keys(
-    fields: object, where: str, *, required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> None:
-    if not isinstance(fields, dict):
-        raise RequestError(f"{where} is not a JSON object")
-    missing = [key for key in required if key not in fields]
-    unknown = [key for key in fields if key not in {*required, *optional}]
-    if missing or unknown:
-        raise RequestError(f"{where}: missing fields {missing}, unknown fields {unknown}")

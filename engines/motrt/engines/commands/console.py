@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import unicodedata
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +65,22 @@ def stage_bars(*, quiet: bool) -> Iterator[Progress]:
     finally:
         if tasks:
             bars.stop()
+
+
+def print_piece(text: str) -> None:
+    """Print a piece of a model's text as it comes, without a line's end.
+
+    On a terminal, control characters are shown as U+FFFD: a model may write any byte, and some
+    would change the terminal's state. A pipe gets the text as it is.
+    """
+    if sys.stdout.isatty():
+        text = "".join("\ufffd" if _controls(char) else char for char in text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _controls(char: str) -> bool:
+    return unicodedata.category(char) in {"Cc", "Cf"} and char not in "\n\t"
 
 
 def human_bytes(count: float) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from motrt.engines.commands.console import Debug, Json, print_json, words
+from motrt.engines.commands.console import Debug, Json, print_json, print_piece, words
 from motrt.runtime.generation_params import GenerationParams
 from motrt.runtime.params import SamplingParams
 from motrt.runtime.session import Runtime
@@ -41,11 +41,10 @@ def command(
         stream = runtime.reason_stream(question, SamplingParams(max_new_tokens=48))
         for piece in stream:
             if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                print_piece(piece)
         answer = stream.result
         if not as_json:
-            sys.stdout.write("\n")
+            print_piece("\n")
         console.print(f"[bold]generator[/] {caption}")
         params = GenerationParams(
             num_frames=num_frames,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from motrt.engines.commands.console import Debug, Json, print_json, words
+from motrt.engines.commands.console import Debug, Json, print_json, print_piece, words
 from motrt.engines.errors import ConfigError
 from motrt.runtime.commands.options import (
     Capacity,
@@ -77,8 +77,7 @@ def command(
         stream = runtime.reason_stream(conversation, params, system=system)
         for piece in stream:
             if not as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                print_piece(piece)
         result = stream.result
     if as_json:
         print_json(
@@ -91,7 +90,7 @@ def command(
             }
         )
         return
-    sys.stdout.write("\n")
+    print_piece("\n")
     words().print(
         f"{result.prompt_tokens} prompt tokens in {result.timings['prefill']:.2f} s, "
         f"{len(result.token_ids)} tokens at {result.timings['tokens_per_second']:.1f}/s, "
