@@ -123,7 +123,8 @@ class DDIMScheduler(Stepping):
             (_ONE - alpha_bar_prev) / (_ONE - alpha_bar) * (_ONE - alpha_bar / alpha_bar_prev)
         )
         sigma = np.float32(self.eta) * np.sqrt(variance)
-        direction = float(np.sqrt(_ONE - alpha_bar_prev - sigma * sigma))
+        # Below 0 by rounding at η = 1 next to pure noise, where diffusers makes NaN.
+        direction = float(np.sqrt(max(_ONE - alpha_bar_prev - sigma * sigma, np.float32(0))))
         x_prev = float(np.sqrt(alpha_bar_prev)) * x0 + direction * epsilon
         if self.is_stochastic:
             x_prev = x_prev + float(sigma) * checked_noise(noise, sample)
