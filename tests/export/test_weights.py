@@ -216,10 +216,18 @@ def test_the_time_embedder_computes_from_float32_or_the_precision(
     for name, entry in store.entries.items():
         if not name.startswith(TIME_EMBEDDER):
             assert plan.casts.get(name, entry.dtype) is precision.dtype
-        elif entry.dtype in (DType.FLOAT32, precision.dtype):
-            assert name not in plan.casts
         else:
-            assert plan.casts[name] is DType.FLOAT32
+            kept = entry.dtype if entry.dtype in (DType.FLOAT32, precision.dtype) else None
+            assert plan.casts.get(name, entry.dtype) is (kept or DType.FLOAT32)
+
+
+def test_a_file_is_not_carried_for_the_few_tensors_that_could_stay(tmp_path: Path) -> None:
+    bundle = _export(write_checkpoint(tmp_path / "c", dtype="float32"), precision=Precision.BF16)
+    entries = bundle.manifest.weights["transformer"]
+    assert len({entry.file for entry in entries.values()}) == 1
+    time = {n: e.dtype for n, e in entries.items() if n.startswith(TIME_EMBEDDER)}
+    assert set(time.values()) == {DType.FLOAT32}
+    assert len([f for f in bundle.manifest.files if f.endswith(".safetensors")]) == 1
 
 
 def test_tensors_of_unused_modalities_are_neither_cast_nor_read(tmp_path: Path) -> None:

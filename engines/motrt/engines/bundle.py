@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from motrt.engines.contract import EngineContract, generator_contract, reasoner_contract
+from motrt.engines.contract import (
+    EngineContract,
+    Modality,
+    generator_contract,
+    reasoner_contract,
+)
 from motrt.engines.errors import BundleError, CheckpointError, ExportError
 from motrt.engines.manifest import FORMAT, FileRecord, Manifest
 from motrt.engines.safetensors_header import read_header
 from motrt.engines.store import WeightEntry, WeightStore
+from motrt.engines.weight_names import weight_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +70,7 @@ class Bundle:
             bundle._check_file(name, record)
         for entries in manifest.weights.values():
             bundle._check_weights(entries)
+        bundle._check_complete()
         for graph in bundle.graphs:
             if graph not in manifest.files:
                 raise BundleError(
@@ -168,6 +175,26 @@ class Bundle:
                 raise _changed(
                     name, f"header sha256 {have[:12]}…", f"{record.header_sha256[:12]}…"
                 )
+
+    def _check_complete(self) -> None:
+        """Every tensor of the modalities that the bundle names is in the store."""
+        manifest = self.manifest
+        heads = {Modality.SOUND: "audio_", Modality.ACTION: "action_"}
+        unused = tuple(p for kind, p in heads.items() if kind not in manifest.modalities)
+        wanted = {
+            name: spec.shape
+            for name, spec in weight_table(manifest.model).items()
+            if not (unused and name.startswith(unused))
+        }
+        have = manifest.weights.get("transformer", {})
+        wrong = [n for n, shape in wanted.items() if n not in have or have[n].shape != shape]
+        if wrong:
+            raise BundleError(
+                "the bundle's weights do not fit its model",
+                got=f"{len(wrong)} tensors missing or misshapen: {', '.join(wrong[:4])}",
+                expected=f"{len(wanted)} tensors",
+                fix=_AGAIN,
+            )
 
     def _check_weights(self, entries: Mapping[str, WeightEntry]) -> None:
         headers = {}

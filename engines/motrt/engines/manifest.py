@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FORMAT = "motrt-bundle"
+LOWERINGS = ("native", "portable")
 GUARDRAIL = "not exported"  # the public pipelines' safety checker
 _T = TypeVar("_T")
 
@@ -145,7 +146,7 @@ class Manifest:
             manifest = cls(
                 model=model,
                 precision=Precision(data["precision"]),
-                lowering=_text(data["lowering"]),
+                lowering=_lowering(data["lowering"]),
                 cache=Cache(data["cache"]),
                 modalities=check_modalities(model, [Modality(m) for m in data["modalities"]]),
                 inv_freq=tuple(_frequency(value) for value in data["inv_freq"]),
@@ -204,6 +205,12 @@ def _weight_entry(data: Mapping[str, Any]) -> WeightEntry:
         DType.from_label(_text(data["dtype"])),
         tuple(_natural(size) for size in data["shape"]),
     )
+
+
+def _lowering(value: object) -> str:
+    if value not in LOWERINGS:
+        raise ValueError(f"unknown lowering {value!r}")
+    return str(value)
 
 
 def _component(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class OnnxRuntimeEngine:
     """A session that checks what it is fed against the contract.
 
+    Attributes:
+        contract: The graph's inputs and outputs.
+        session: The ``InferenceSession``, for engines that bind its inputs themselves.
+
     Args:
         contract: The graph's inputs and outputs.
         model: The graph's file, or its bytes.
@@ -49,7 +53,7 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(folder)
             )
-        self._session: Any = open_session(contract.name, source, options, providers)
+        self.session: Any = open_session(contract.name, source, options, providers)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once.
@@ -67,7 +71,7 @@ class OnnxRuntimeEngine:
         check_arrays(self.contract.inputs, feeds, engine=self.contract.name)
         names = [spec.name for spec in self.contract.outputs]
         try:
-            outputs = self._session.run(names, dict(feeds))
+            outputs = self.session.run(names, dict(feeds))
         except Exception as err:  # ONNX Runtime's exceptions share no base class but Exception
             raise _refused(self.contract.name, err) from err
         return dict(zip(names, outputs, strict=True))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from motrt.engines.contract import MASK_VALUE, Cache
-from motrt.engines.dtypes import DType
 from motrt.engines.onnxruntime_cache import OnnxRuntimeCache
 from motrt.engines.onnxruntime_engine import run_binding
 from motrt.engines.tensors import check_arrays
 
 if TYPE_CHECKING:
+    from motrt.engines.dtypes import DType
     from collections.abc import Mapping
 
     from motrt.engines.contract import EngineContract

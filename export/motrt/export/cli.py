@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 EXIT_INTERRUPTED = 130
+_INTERRUPTED = "interrupted; nothing half-done was left behind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ def run(arguments: list[str]) -> int:
         _program(arguments)(arguments, prog_name="motrt")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:  # while the verb was still being imported
+        print(_INTERRUPTED, file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
 
 
@@ -121,7 +125,7 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
             print(f"error: {err}", file=sys.stderr)
             code = err.exit_code
         except KeyboardInterrupt:
-            print("interrupted; nothing was kept", file=sys.stderr)
+            print(_INTERRUPTED, file=sys.stderr)
             code = EXIT_INTERRUPTED
         sys.exit(code)
 

@@ -111,10 +111,10 @@ def export_checkpoint(
     if vae is not None:
         plans["vae"] = vae.plan
     scan = sum(plan.source.nbytes for plan in plans.values()) <= _SCAN_LIMIT_BYTES
-    if scan:
-        _scan(plans, progress)
 
     with new_bundle(output, overwrite=options.overwrite) as folder:
+        if scan:
+            _scan(plans, progress)
         needed = _GRAPH_BYTES + sum(
             plan.cast_nbytes + (plan.linked_nbytes if options.copy_weights else 0)
             for plan in plans.values()
@@ -206,6 +206,13 @@ def _vae(source: Checkpoint) -> _Vae | None:
         return None
     config = VaeConfig.from_dict(read_json(folder / "config.json"))
     store = open_weights(folder)
+    if config.z_dim != source.config.latent_channel:
+        raise CheckpointError(
+            "the VAE and the transformer do not belong together",
+            got=f"z_dim {config.z_dim} in vae/config.json",
+            expected=f"the transformer's latent_channel, {source.config.latent_channel}",
+            fix="Use the vae/ folder of the same checkpoint.",
+        )
     table = vae_weight_table(config)
     wrong = sorted(
         set(table) ^ set(store.entries)

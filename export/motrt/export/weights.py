@@ -72,6 +72,9 @@ def plan_transformer(source: WeightStore, precision: Precision) -> WeightPlan:
 
     The time embedder computes in float32 whatever the precision, so it keeps float32 weights (as
     diffusers' ``_keep_in_fp32_modules``), and 16-bit ones are cast inside the graph.
+
+    Of a file whose tensors are mostly cast the others move along, so that a bundle never carries
+    a file for the few that could stay as they are.
     """
     casts: dict[str, DType] = {}
     for name, entry in source.entries.items():
@@ -79,6 +82,14 @@ def plan_transformer(source: WeightStore, precision: Precision) -> WeightPlan:
         keeps = {precision.dtype, DType.FLOAT32} if is_time else {precision.dtype}
         if entry.dtype not in keeps:
             casts[name] = DType.FLOAT32 if is_time else precision.dtype
+    balance: dict[str, int] = {}
+    for name, entry in source.entries.items():
+        balance[entry.file] = balance.get(entry.file, 0) + entry.nbytes * (
+            -1 if name in casts else 1
+        )
+    for name, entry in source.entries.items():
+        if balance[entry.file] < 0:
+            casts.setdefault(name, entry.dtype)
     return WeightPlan("transformer", source, casts)
 
 

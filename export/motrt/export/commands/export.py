@@ -19,7 +19,7 @@ from motrt.engines.commands.console import (
 from motrt.engines.contract import Modality
 from motrt.engines.dtypes import Precision
 from motrt.engines.errors import ConfigError
-from motrt.export.graphs.lowering import LOWERINGS
+from motrt.engines.manifest import LOWERINGS
 from motrt.export.pipeline import export_checkpoint
 from motrt.export.result import ExportOptions, ExportResult
 

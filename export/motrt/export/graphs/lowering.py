@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from motrt.engines.errors import ConfigError
+from motrt.engines.manifest import LOWERINGS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from motrt.engines.contract import Cache
     from motrt.engines.model_config import ModelConfig
     from motrt.export.graphs.builder import GraphBuilder
-
-LOWERINGS = ("native", "portable")
 
 
 class Lowering(Protocol):
