@@ -1,9 +1,10 @@
 # Everything a developer does, from a fresh clone, with Python 3.11 or newer and make.
 PYTHON ?= python3
+PYTHON310 ?= python3.10
 BIN := .venv/bin
 DEMO := build/demo
 
-.PHONY: setup demo test test-all lint scale clean
+.PHONY: setup demo test test-all lint scale check-310 clean
 
 setup: .venv/ready
 
@@ -36,6 +37,10 @@ lint: setup
 # Edge, Nano and Super from checkpoints that are holes on disk; both lowerings.
 scale: setup
 	$(BIN)/python tests/scale.py
+
+# What JetPack 6 has: Python 3.10, an older ONNX Runtime, the portable lowering.
+check-310: setup
+	$(BIN)/python tests/check_python310.py $(PYTHON310)
 
 clean:
 	rm -rf .venv build dist

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos3_omni
+from diffusers.schedulers import scheduling_ddpm
 from PIL import Image
 
 from motrt.engines.tensors import Array
@@ -45,17 +46,34 @@ class Reference:
         if self.pipeline.transformer.config.sound_gen:
             self.pipeline.sound_tokenizer = SoundTokenizer()
 
-    def __call__(self, seed: int = 0, **options: Any) -> dict[str, Array]:
+    def __call__(
+        self, seed: int = 0, *, scheduler: Any = None, **options: Any
+    ) -> dict[str, Array]:
         """Return what the pipeline makes of the noise of a seed, by modality."""
         random = np.random.RandomState(seed)
 
         def noise(shape: tuple[int, ...], **_: Any) -> torch.Tensor:
             return torch.from_numpy(random.standard_normal(shape).astype(np.float32))
 
-        with mock.patch.object(pipeline_cosmos3_omni, "randn_tensor", noise):
-            made = self.pipeline(
-                PROMPT, **{"output_type": "latent", "negative_prompt": NEGATIVE, **options}
-            )
+        given = {
+            "prompt": PROMPT,
+            "negative_prompt": NEGATIVE,
+            "num_inference_steps": 10,
+            "output_type": "latent",
+        } | options
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # these are too small to share; on a busy machine 20x faster
+        try:
+            with (
+                mock.patch.object(pipeline_cosmos3_omni, "randn_tensor", noise),
+                mock.patch.object(scheduling_ddpm, "randn_tensor", noise),
+                mock.patch.object(
+                    self.pipeline, "scheduler", scheduler or self.pipeline.scheduler
+                ),
+            ):
+                made = self.pipeline(**given)
+        finally:
+            torch.set_num_threads(threads)
         arrays = {"vision": np.asarray(made.video)}
         if made.sound is not None:
             arrays["sound"] = made.sound.numpy()
@@ -71,13 +89,6 @@ def action_condition(**options: Any) -> Any:
 
 def frames(count: int, height: int = 64, width: int = 64) -> list[Image.Image]:
     """Return a smooth clip of Pillow images: waves whose phase moves."""
-    rows, columns = np.mgrid[:height, :width] / 16.0
-    phases = np.arange(3)
-    return [
-        Image.fromarray(
-            np.rint(
-                127.5 + 127.5 * np.sin(rows[..., None] + columns[..., None] * phases + 0.4 * i)
-            ).astype(np.uint8)
-        )
-        for i in range(count)
-    ]
+    rows, columns = np.mgrid[:height, :width, :1][:2] / 16.0
+    waves = (np.sin(rows + columns * np.arange(3) + 0.4 * i) for i in range(count))
+    return [Image.fromarray(np.rint(127.5 + 127.5 * wave).astype(np.uint8)) for wave in waves]

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from motrt.calibration.reference import __main__ as reference
 from motrt.calibration.reference.checkpoint import TensorInfo
 from motrt.calibration.reference.errors import ReferenceTooLarge
 from motrt.calibration.reference.weights import require_memory
+from reference_requests import error_of, ids, random, run, write_request
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -82,41 +82,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             roots[kind] / "transformer", max_shard_size="300KB"
         )
     return roots
-
-
-def write_request(folder: Path, checkpoint: Path, arrays: dict[str, Any], **fields: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    request = {
-        "checkpoint": str(checkpoint),
-        "weights_dtype": "float32",
-        "compute_dtype": "float32",
-        "threads": 2,
-    }
-    (folder / "request.json").write_text(json.dumps(request | fields))
-    np.savez(folder / "arrays.npz", **arrays)
-    return folder
-
-
-def run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    assert reference.main([str(folder)]) == 0, (folder / "result.json").read_text()
-    with np.load(folder / "result.npz", allow_pickle=False) as stored:
-        arrays = {key: stored[key] for key in stored.files}
-    return arrays, json.loads((folder / "result.json").read_text())
-
-
-def error_of(folder: Path) -> dict[str, str]:
-    assert reference.main([str(folder)]) == 1
-    assert not (folder / "result.npz").exists()
-    error: dict[str, str] = json.loads((folder / "result.json").read_text())["error"]
-    return error
-
-
-def random(shape: tuple[int, ...], seed: int) -> Any:
-    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
-
-
-def ids(length: int, seed: int = 0) -> Any:
-    return np.random.RandomState(seed).randint(0, 160, length).astype(np.int64)
 
 
 def generator_case(name: str, **fields: Any) -> dict[str, Any]:

@@ -8,14 +8,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from motrt.calibration.parity import compare
 from motrt.calibration.parity.compare import validate
+from motrt.calibration.parity.reference_process import ENGINES
+from motrt.calibration.parity.report import ParityReport
 from motrt.engines.bundle import Bundle, record_small
 from motrt.engines.dtypes import Precision
 from motrt.engines.errors import ConfigError
@@ -25,9 +26,7 @@ from motrt.export.result import ExportOptions
 from omni_fixtures.checkpoints import build_transformer
 from omni_fixtures.configs import EDGE_LIKE, NANO_LIKE
 
-if TYPE_CHECKING:
-    from motrt.calibration.parity.reference_process import run_reference
-from motrt.calibration.parity.report import ParityReport
+pytestmark = pytest.mark.usefixtures("one_reference_per_checkpoint")
 
 KINDS = ("nano-like", "edge-like", "super-like", "shared")
 # Each kind meets each precision and each lowering, and each precision each lowering.
@@ -59,10 +58,11 @@ def test_every_fixture_equals_its_reference(
 ) -> None:
     report = validate(bundle(kind, precision, lowering), checkpoint(kind))
     _require_ok(report)
-    engines = {row.engine for row in report.rows}
-    assert engines == (
-        {"reasoner", "generator"} if kind == "shared" else {"reasoner", "generator", "vae"}
-    )
+    # A shared checkpoint is a transformer alone.
+    alone = {"reasoner", "generator", "text"}
+    assert _engines(report) == (alone if kind == "shared" else set(ENGINES))
+    assert {item.engine for item in report.outcome.skipped} == set(ENGINES) - _engines(report)
+    assert not report.outcome.notes
 
 
 # Dimensions that the fixtures do not have: odd head sizes, one K/V head, H·D ≠ E, patch size 1.
@@ -117,24 +117,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "other": build_transformer(folder / "other", NANO_LIKE | SMALL, seed=2),
         "edge": build_transformer(folder / "edge", EDGE_LIKE | SMALL, seed=3),
     }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_reference_per_checkpoint() -> Iterator[None]:
-    """The reference of a checkpoint does not depend on the bundle: ask for it once."""
-    real, kept = run_reference, dict[str, Any]()
-
-    def remembered(checkpoint: Path, cases: Any, runs: Any, folder: Path, threads: int) -> Any:
-        key = (
-            f"{checkpoint} {runs} {sorted(cases.prompts)} {len(cases.generator)} {len(cases.vae)}"
-        )
-        if key not in kept:
-            kept[key] = real(checkpoint, cases, runs, folder, threads)
-        return kept[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "run_reference", remembered)
-        yield
 
 
 Breaker = Callable[[Path], None]
@@ -325,8 +307,15 @@ def test_two_bundles_are_compared(sources: dict[str, Path], tmp_path: Path) -> N
         export_checkpoint(sources["own"], folder, options)
     export_checkpoint(sources["other"], tmp_path / "other")
     base = folders["fp32", "native"]
-    _require_ok(validate(folders["fp32", "portable"], base))
-    _require_ok(validate(folders["bf16", "native"], base))
+    equal = validate(folders["fp32", "portable"], base)
+    _require_ok(equal)
+    assert _engines(equal) == {"reasoner", "generator", "text", "scheduler"}
+    rounded = validate(folders["bf16", "native"], base)
+    _require_ok(rounded)
+    assert _engines(rounded) == {"reasoner", "generator", "scheduler"}
+    reasons = {item.engine: item.reason for item in rounded.outcome.skipped}
+    assert "other weights" in reasons["text"]
+    assert reasons["prompt"] == "a bundle has no tokenizer"
     assert not validate(tmp_path / "other", base).ok
     assert not validate(tmp_path / "other", folders["bf16", "native"]).ok
 
@@ -356,6 +345,10 @@ def test_the_reference_judges_nothing_when_it_cannot_run(
     shutil.rmtree(source)
     assert run(["validate", str(tmp_path / "bundle"), "--against", str(source)]) == 1
     assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def _engines(report: ParityReport) -> set[str]:
+    return {row.engine for row in report.rows}
 
 
 def _require_ok(report: ParityReport) -> None:

@@ -224,7 +224,8 @@ def test_what_is_no_clip_is_refused(tmp_path: Path) -> None:
     for array in (_clip(1) * 1.0, np.full((1, 4, 4, 3), np.nan)):
         with pytest.raises(ConfigError, match="out of range"):
             next(read_clip(array))
-    for frame in (np.zeros((4, 4, 3)), np.zeros((4, 4), np.uint8), "name"):
+    frames: list[Any] = [np.zeros((4, 4, 3)), np.zeros((4, 4), np.uint8), "name"]
+    for frame in frames:
         with pytest.raises(ConfigError, match="another kind"):
             next(read_clip([frame]))
 

@@ -49,6 +49,8 @@ class OnnxRuntimeCache:
         self._buffers: dict[str, Array] = {}
         self._context: dict[str, Array] = {}
         self._values: dict[str, Any] = {}
+        # A bound OrtValue does not keep the array alive that it is a view of.
+        self._bound: list[Array] = []
 
     @property
     def nbytes(self) -> int:
@@ -84,28 +86,36 @@ class OnnxRuntimeCache:
             for name, buffer in self._buffers.items()
         }
 
-    def bind(self, binding: Any) -> list[str]:
-        """Bind the past, and for a static cache the present to the same memory.
+    def bind_buffers(self, binding: Any) -> list[str]:
+        """Bind what stays until :meth:`reserve` grows the buffers: past and present of a static cache.
 
         Returns:
             Names of the bound outputs, in order.
         """
-        outputs = []
+        if self.kind is not Cache.STATIC:
+            return []
         for name in self._names:
-            if self.kind is Cache.STATIC:
-                value = self._values[name]
-                binding.bind_ortvalue_input(f"past_key_values.{name}", value)
-                binding.bind_ortvalue_output(f"present.{name}", value)
-            else:
+            binding.bind_ortvalue_input(f"past_key_values.{name}", self._values[name])
+            binding.bind_ortvalue_output(f"present.{name}", self._values[name])
+        return [f"present.{name}" for name in self._names]
+
+    def bind_rows(self, binding: Any) -> list[str]:
+        """Bind what differs from call to call: an appended past, and outputs of the new rows.
+
+        Returns:
+            Names of the bound outputs, in order.
+        """
+        outputs = [f"context.{name}" for name in self._context_names]
+        if self.kind is Cache.APPEND:
+            self._bound = []
+            for name in self._names:
                 past = np.ascontiguousarray(self._buffers[name][:, :, : self.length])
-                binding.bind_ortvalue_input(
-                    f"past_key_values.{name}", self._ort.OrtValue.ortvalue_from_numpy(past)
-                )
-                binding.bind_output(f"present.{name}")
-            outputs.append(f"present.{name}")
-        for name in self._context_names:
-            binding.bind_output(f"context.{name}")
-            outputs.append(f"context.{name}")
+                self._bound.append(past)
+                value = self._ort.OrtValue.ortvalue_from_numpy(past)
+                binding.bind_ortvalue_input(f"past_key_values.{name}", value)
+                outputs.append(f"present.{name}")
+        for name in outputs:
+            binding.bind_output(name)
         return outputs
 
     def absorb(self, outputs: dict[str, Any], count: int) -> None:

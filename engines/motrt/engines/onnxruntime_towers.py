@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,9 @@ class OnnxRuntimeReasoner:
         self._config = config
         self._ort = ort
         self._dtype = next(s.dtype for s in contract.inputs if s.name == "inputs_embeds")
+        self._binding: Any = None
+        self._kept: list[str] = []
+        self._bound_to: object = None
 
     def new_cache(self, capacity: int) -> OnnxRuntimeCache:
         """Return an empty cache for one sequence of at most ``capacity`` tokens."""
@@ -76,15 +80,26 @@ class OnnxRuntimeReasoner:
             feeds["write_indices"] = np.array([start], np.int64)
         specs = tuple(spec for spec in self.contract.inputs if spec.name in feeds)
         check_arrays(specs, feeds, engine="reasoner")
-        binding = self._session.io_binding()
+        binding = self._bound(cache)
+        # A binding does not keep arrays alive: the copies must live until the run is over.
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         for name, array in feeds.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(array))
+            binding.bind_cpu_input(name, array)
         binding.bind_output("logits")
-        names = ["logits", *cache.bind(binding)]
+        names = [*self._kept, "logits", *cache.bind_rows(binding)]
         outputs = run_binding(self._session, binding, names, "reasoner")
         cache.absorb(outputs, count)
         logits: Array = outputs["logits"].numpy().copy()  # a view would not keep its buffer alive
         return logits
+
+    def _bound(self, cache: OnnxRuntimeCache) -> Any:
+        """Return a binding that knows the cache's buffers; a new one where they are others."""
+        bound_to = (weakref.ref(cache), cache.rows)
+        if self._bound_to != bound_to:
+            self._binding = self._session.io_binding()
+            self._kept = cache.bind_buffers(self._binding)
+            self._bound_to = bound_to
+        return self._binding
 
 
 class OnnxRuntimeGenerator:
@@ -131,8 +146,9 @@ class OnnxRuntimeBranch:
             ExecutionError: ONNX Runtime refused.
         """
         check_arrays(self._contract.inputs, {**self._fixed, **feeds}, engine="generator")
-        for name, array in feeds.items():
-            self._binding.bind_cpu_input(name, np.ascontiguousarray(array))
+        held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        for name, array in held.items():
+            self._binding.bind_cpu_input(name, array)
         outputs = run_binding(self._session, self._binding, self._outputs, "generator")
         return {name: value.numpy().copy() for name, value in outputs.items()}
 

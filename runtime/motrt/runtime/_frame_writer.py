@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -93,10 +93,9 @@ class FrameWriter:
                 self._commit()
         finally:
             try:
-                self._open.close()
-            except Exception:  # what made the block fail is what counts
-                if kind is None:
-                    raise
+                # After a commit nothing is open; after a failure, that failure is what counts.
+                with suppress(Exception):
+                    self._open.close()
             finally:
                 self._output.discard()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from motrt.engines.tensors import Array
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # bytes
 
 
 def read_npz(path: Path, *, names: Collection[str]) -> dict[str, Array]:

@@ -105,12 +105,12 @@ def denoise(
         if negative is not None and guidance.is_on(timestep):
             predicted = guidance.combine(predicted, negative(latents, timestep))
         for name, scheduler in schedulers.items():
-            _require_finite(predicted[name], "prediction", name, index)
+            _require_finite(predicted[name], "prediction is", name, index)
             fresh = noise(latents[name].shape) if scheduler.is_stochastic else None
             stepped = scheduler.step(predicted[name], index, latents[name], fresh)
             mask = noisy[name]
             latents[name] = stepped * mask + clean[name] * (1 - mask)
-            _require_finite(latents[name], "latents", name, index)
+            _require_finite(latents[name], "latents are", name, index)
         if callback is not None:
             state = StepState(dict(latents))
             callback(index, timestep, state)
@@ -130,14 +130,14 @@ def _steered(before: Latents, after: Latents, step: int) -> Latents:
         )
     latents = {name: np.asarray(array, np.float32) for name, array in after.items()}
     for name, array in latents.items():
-        _require_finite(array, "latents", name, step)
+        _require_finite(array, "latents are", name, step)
     return latents
 
 
 def _require_finite(array: Array, what: str, modality: str, step: int) -> None:
     if not np.isfinite(array).all():
         raise ExecutionError(
-            f"the generator's {modality} {what} is not finite",
+            f"the generator's {modality} {what} not finite",
             got=f"{int((~np.isfinite(array)).sum())} NaN or infinite values at step {step}",
             expected="finite numbers",
             fix="Check the bundle with: motrt inspect BUNDLE --verify; fp16 may overflow, bf16 or fp32 do not.",

@@ -68,7 +68,7 @@ def branch(
     inputs = {spec.name for spec in bundle.generator_contract().inputs}
     factor = temporal_factor(bundle)
     vision = latents["vision"]
-    patches, grid = patchify(vision, model.latent_patch_size)
+    _, grid = patchify(vision, model.latent_patch_size)
     frames, rows, columns = grid
     offset = generator_offset(model, context["context.0.key"].shape[2])
     positions = [

@@ -121,7 +121,7 @@ def plan_run(
                 fix="Pass latents of the size that height, width and num_frames give.",
             )
     fixed = _clean_frames(given, frames, num_frames)
-    if fixed:
+    if fixed or given.video is not None:  # a clip that fixes nothing is refused there
         encoded = _encode(bundle, vae, params, given, num_frames)
         clean["vision"] = own.get("vision", encoded)
         noisy["vision"][:, list(fixed)] = 0

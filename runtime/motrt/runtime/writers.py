@@ -60,7 +60,7 @@ def open_writer(
     suffix = Path(name).suffix.lower()
     if crf is not None and suffix != ".mp4":
         raise ConfigError("only an MP4 has a crf", got=name, expected="a name that ends in .mp4")
-    if name.endswith(("/", os.sep)) or Path(name).is_dir():
+    if name and (name.endswith(("/", os.sep)) or Path(name).is_dir()):
         return PngWriter(name, folder=True)
     if suffix == ".png":
         if num_frames is not None and num_frames > 1:

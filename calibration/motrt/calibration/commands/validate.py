@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from motrt.calibration.parity.compare import validate
 from motrt.calibration.parity.evidence import record_evidence
@@ -99,4 +100,9 @@ def _table(report: ParityReport) -> Table:
             ",".join(map(str, gap.position)),
             "ok" if row.ok else "[bold red]FAIL[/]",
         )
+    footer = [f"skipped {item.engine}: {item.reason}" for item in report.outcome.skipped]
+    footer += [f"note: {note}" for note in report.outcome.notes]
+    if footer:
+        table.caption = Text("\n".join(footer))  # no markup: messages quote files
+        table.caption_justify = "left"
     return table

@@ -6,12 +6,15 @@ numbers in the bundle's manifest, so that a mistake in either shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from motrt.calibration.parity.sequences import Sequences
 from motrt.calibration.parity.vae import VaeEngines
+from motrt.engines.bundle import Bundle
 from motrt.engines.contract import (
     MASK_VALUE,
     Cache,
@@ -19,7 +22,7 @@ from motrt.engines.contract import (
     generator_contract,
     reasoner_contract,
 )
-from motrt.engines.dtypes import DType
+from motrt.engines.dtypes import DType, Precision
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
 from motrt.engines.rotary import rotary_tables
 from motrt.engines.weight_names import EMBED_TOKENS
@@ -35,7 +38,6 @@ from motrt.runtime.positions import (
 
 if TYPE_CHECKING:
     from motrt.calibration.parity.cases import Cases, GeneratorCase, ReasonerCase
-    from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
 
 # What a cache holds before anything is written: a value that would show if it were ever read.
@@ -70,9 +72,23 @@ class Candidate:
         if "vae" in self.manifest.components:
             self.vae = VaeEngines(bundle, threads=threads)
         self._contexts: dict[str, dict[str, Array]] = {}
+        wide = dataclasses.replace(bundle.manifest, precision=Precision.FP32)
+        self._sequences = Sequences(
+            Bundle(bundle.root, wide) if twin else bundle, self.reasoner, self.generator
+        )
 
-    def run(self, cases: Cases, advance: Advance) -> dict[str, Array]:
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """What the runtime said to sequence cases that it refused, by case."""
+        return self._sequences.failures
+
+    def run(self, cases: Cases, advance: Advance, along: Mapping[str, Array]) -> dict[str, Array]:
         """Run every case.
+
+        Args:
+            cases: The cases.
+            advance: Called after each.
+            along: The reference's arrays, from whose states a schedule is stepped; may be empty.
 
         Returns:
             Arrays by ``case/tensor``, float32, under the names and shapes that the reference
@@ -94,7 +110,7 @@ class Candidate:
                 elif vae_case.video is not None:
                     results[f"{vae_case.name}/latents"] = self.vae.encode(vae_case.video)
             advance()
-        return results
+        return results | self._sequences.run(cases, advance, along)
 
     def _reason(self, case: ReasonerCase, prompts: dict[str, Array]) -> dict[str, Array]:
         rows = [prompts[name] for name in (case.prompt, case.beside) if name is not None]

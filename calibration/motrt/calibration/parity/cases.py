@@ -7,12 +7,22 @@ reused over timesteps, each subset of the modalities.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from motrt.calibration.parity.sequence_cases import (
+    NUM_TOKENS,
+    PromptCase,
+    SchedulerCase,
+    TextCase,
+    TrajectoryCase,
+    prompt_cases,
+    scheduler_cases,
+    trajectory_cases,
+)
 from motrt.engines.contract import Modality
 
 if TYPE_CHECKING:
@@ -79,12 +89,30 @@ class VaeCase:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """All cases for one bundle; ``prompts`` are int64 token ids by name."""
+    """All cases for one bundle, by engine; ``prompts`` are int64 token ids by name."""
 
     prompts: dict[str, Array]
     reasoner: list[ReasonerCase]
     generator: list[GeneratorCase]
     vae: list[VaeCase] = field(default_factory=list)
+    text: list[TextCase] = field(default_factory=list)
+    scheduler: list[SchedulerCase] = field(default_factory=list)
+    prompt: list[PromptCase] = field(default_factory=list)
+    trajectory: list[TrajectoryCase] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of cases."""
+        named = (getattr(self, item.name) for item in fields(self) if item.name != "prompts")
+        return sum(map(len, named))
+
+    def clear(self, engine: str) -> None:
+        """Drop the cases of one engine."""
+        getattr(self, engine).clear()
+
+    def of_the_towers(self) -> Cases:
+        """Return the cases that are single runs of the two transformers."""
+        return Cases(self.prompts, self.reasoner, self.generator)
 
 
 def build_cases(manifest: Manifest, *, seed: int = 0) -> Cases:
@@ -96,7 +124,14 @@ def build_cases(manifest: Manifest, *, seed: int = 0) -> Cases:
         for name, length in lengths.items()
     }
     return Cases(
-        prompts, _reasoner_cases(), _generator_cases(manifest, rng), _vae_cases(manifest, rng)
+        prompts,
+        _reasoner_cases(),
+        _generator_cases(manifest, rng),
+        _vae_cases(manifest, rng),
+        [TextCase("greedy", "prompt", NUM_TOKENS)],
+        scheduler_cases(rng),
+        prompt_cases(),
+        trajectory_cases(manifest, rng),
     )
 
 

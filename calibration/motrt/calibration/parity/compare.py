@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from motrt.calibration.parity.availability import drop, without_parts, without_parts_of_either
 from motrt.calibration.parity.candidate import Candidate
 from motrt.calibration.parity.cases import Cases, build_cases
-from motrt.calibration.parity.metrics import Difference, difference
-from motrt.calibration.parity.reference_process import (
-    ReferenceResult,
-    ReferenceRun,
-    run_reference,
-)
-from motrt.calibration.parity.report import ParityReport, Row
-from motrt.calibration.parity.tolerances import tolerance
+from motrt.calibration.parity.reference_process import ReferenceRun, run_reference
+from motrt.calibration.parity.report import Outcome, ParityReport, Row, Skipped
+from motrt.calibration.parity.rows import tower_rows
+from motrt.calibration.parity.sequence_rows import SequenceRows
 from motrt.engines.bundle import MANIFEST, Bundle
 from motrt.engines.checkpoint import open_checkpoint
 from motrt.engines.dtypes import DType
@@ -26,6 +22,8 @@ from motrt.engines.errors import ConfigError
 from motrt.engines.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from motrt.engines.model_config import ModelConfig
     from motrt.engines.tensors import Array
 
@@ -43,7 +41,6 @@ _NUMBERS = frozenset(
         "unified_3d_mrope_temporal_modality_margin",
     }
 )
-_LAYER = re.compile(r"^(present|context)\.(\d+)\.(key|value)$")
 
 
 def validate(
@@ -76,49 +73,57 @@ def validate(
     cases = build_cases(opened.manifest)
     cores = threads or os.cpu_count() or 1
     if (against / MANIFEST).is_file():
-        rows, sources = _against_bundle(opened, Bundle.open(against), cases, cores, progress)
+        outcome = _against_bundle(opened, Bundle.open(against), cases, cores, progress)
     else:
-        rows, sources = _against_checkpoint(opened, against, cases, cores, progress)
+        outcome = _against_checkpoint(opened, against, cases, cores, progress)
     return ParityReport(
         precision=opened.manifest.precision.value,
         lowering=opened.manifest.lowering,
         against=against.resolve().name,
-        rows=rows,
-        sources=sources,
+        outcome=outcome,
         seconds=time.perf_counter() - started,
     )
 
 
 def _against_checkpoint(
     bundle: Bundle, checkpoint: Path, cases: Cases, threads: int, progress: Progress
-) -> tuple[list[Row], dict[str, object]]:
+) -> Outcome:
     source = open_checkpoint(checkpoint)
     _require_same_model(bundle, source.config)
-    if "vae" not in source.components:
-        cases.vae.clear()
+    skipped = without_parts(bundle.manifest, source.components)
+    drop(cases, skipped)
     dtype = bundle.dtype
+    towers = ("reasoner", "generator")
+    noisy = (*towers, "vae", "trajectory")  # the others are equal or not
     runs = [
         ReferenceRun("reference", dtype, DType.FLOAT32),
-        ReferenceRun("float32", dtype, DType.FLOAT32, order="other"),
+        ReferenceRun("float32", dtype, DType.FLOAT32, order="other", engines=noisy),
     ]
     if dtype is DType.FLOAT16:
-        runs.append(ReferenceRun("float16", dtype, dtype))
+        runs.append(ReferenceRun("float16", dtype, dtype, engines=towers))
     progress("reference", 0, 1)
     with tempfile.TemporaryDirectory(prefix="motrt-parity-") as folder:
         results = run_reference(checkpoint, cases, runs, Path(folder), threads)
     progress("reference", 1, 1)
-    rows: list[Row] = []
+    reference, sources = results[0].arrays, dict(results[0].report)
+    refused = [Skipped(**item) for item in sources.pop("skipped")]
+    drop(cases, refused)
+    outcome = Outcome([], [*skipped, *refused], [], sources)
     for twin in _passes(dtype):
         label = DType.FLOAT32 if twin else dtype
-        arrays = _candidate(bundle, cases, twin=twin, threads=threads, progress=progress)
+        asked = cases if label is DType.FLOAT32 else cases.of_the_towers()
+        candidate = Candidate(bundle, twin=twin, threads=threads)
+        ours = _run(candidate, asked, reference, _stage(bundle, twin), progress)
         noise = results[1] if label is DType.FLOAT32 else results[2]
-        rows += _rows(cases, arrays, results[0], noise, label)
-    return rows, results[0].report
+        rows = tower_rows(asked, ours, reference, noise.arrays, label)
+        outcome.rows.extend(rows)
+        _add_sequences(outcome, asked, candidate, ours, reference, noise.arrays, rows)
+    return outcome
 
 
 def _against_bundle(
     bundle: Bundle, other: Bundle, cases: Cases, threads: int, progress: Progress
-) -> tuple[list[Row], dict[str, object]]:
+) -> Outcome:
     _require_same_model(bundle, other.manifest.model)
     if bundle.manifest.modalities != other.manifest.modalities:
         raise ConfigError(
@@ -127,19 +132,42 @@ def _against_bundle(
             expected=", ".join(modality.value for modality in other.manifest.modalities),
             fix="Export both with the same --modalities.",
         )
-    if "vae" not in other.manifest.components:
-        cases.vae.clear()
+    skipped = without_parts_of_either((bundle.manifest, other.manifest))
+    drop(cases, skipped)
     dtypes = (bundle.dtype, other.dtype)
     # Weights of another type are other weights: the coarser type sets the tolerance.
     label = max(dtypes, key=[DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16].index)
     if dtypes[0] is dtypes[1]:
         label = DType.FLOAT32
-    twins = [dtype is not DType.FLOAT32 for dtype in dtypes]
-    ours = _candidate(bundle, cases, twin=twins[0], threads=threads, progress=progress)
-    theirs = _candidate(other, cases, twin=twins[1], threads=threads, progress=progress)
-    reference = ReferenceResult(theirs, {"bundle": other.root.resolve().name})
-    rows = _rows(cases, ours, reference, None, label, by_prompt=False)
-    return rows, reference.report
+    theirs: dict[str, Array] = {}
+    arrays = []
+    for each in (other, bundle):  # the reference first
+        twin = each.dtype is not DType.FLOAT32
+        candidate = Candidate(each, twin=twin, threads=threads)
+        arrays.append(_run(candidate, cases, theirs, _stage(each, twin), progress))
+        theirs = arrays[0]
+    outcome = Outcome([], skipped, [], {"bundle": other.root.resolve().name})
+    rows = tower_rows(cases, arrays[1], theirs, None, label, by_prompt=False)
+    outcome.rows.extend(rows)
+    _add_sequences(outcome, cases, candidate, arrays[1], theirs, {}, rows)
+    return outcome
+
+
+def _add_sequences(
+    outcome: Outcome,
+    cases: Cases,
+    candidate: Candidate,
+    ours: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    noise: Mapping[str, Array],
+    rows: list[Row],
+) -> None:
+    """Add the rows of sequences; ``rows`` of single runs say how noisy the logits are."""
+    logits = [row.self_noise or 0.0 for row in rows if row.tensor.startswith("logits")]
+    sequences = SequenceRows(ours, reference, noise, max(logits, default=0.0))
+    outcome.rows.extend(sequences.rows(cases))
+    outcome.notes.extend(sequences.notes)
+    outcome.notes.extend(f"{name}: {message}" for name, message in candidate.failures.items())
 
 
 def _passes(dtype: DType) -> list[bool]:
@@ -149,66 +177,25 @@ def _passes(dtype: DType) -> list[bool]:
     return [dtype is DType.BFLOAT16]
 
 
-def _candidate(
-    bundle: Bundle, cases: Cases, *, twin: bool, threads: int, progress: Progress
+def _stage(bundle: Bundle, twin: bool) -> str:
+    return f"{bundle.root.name} ({'float32 twin' if twin else bundle.dtype.label})"
+
+
+def _run(
+    candidate: Candidate,
+    cases: Cases,
+    along: Mapping[str, Array],
+    stage: str,
+    progress: Progress,
 ) -> dict[str, Array]:
-    total = len(cases.reasoner) + len(cases.generator) + len(cases.vae)
-    stage = f"{bundle.root.name} ({'float32 twin' if twin else bundle.dtype.label})"
     done = 0
 
     def advance() -> None:
         nonlocal done
         done += 1
-        progress(stage, done, total)
+        progress(stage, done, cases.count)
 
-    return Candidate(bundle, twin=twin, threads=threads).run(cases, advance)
-
-
-def _rows(
-    cases: Cases,
-    candidate: dict[str, Array],
-    reference: ReferenceResult,
-    noise: ReferenceResult | None,
-    arithmetic: DType,
-    *,
-    by_prompt: bool = True,
-) -> list[Row]:
-    """One row a tensor; K/V of all layers share a row, which shows the worst layer."""
-    plan = [
-        ("reasoner", c.name, f"prompt: {c.prompt}" if by_prompt else c.name)
-        for c in cases.reasoner
-    ]
-    plan += [("generator", case.name, case.name) for case in cases.generator]
-    if arithmetic is DType.FLOAT32:  # the VAE computes in float32 in every bundle
-        plan += [("vae", case.name, case.name) for case in cases.vae]
-    rows: list[Row] = []
-    for engine, case, source in plan:
-        groups: dict[str, Row] = {}
-        for key, expected in reference.arrays.items():
-            prefix, _, tensor = key.rpartition("/")
-            if prefix != source:
-                continue
-            have = candidate.get(f"{case}/{tensor.removesuffix('.diffusers')}")
-            if have is None:
-                continue
-            gap = difference(have, expected)
-            own = None if noise is None else difference(noise.arrays[key], expected).max_abs
-            bound = tolerance(tensor, arithmetic, gap.reference_max, own or 0.0)
-            row = Row(engine, case, tensor, arithmetic, gap, own, bound)
-            match = _LAYER.match(tensor)
-            group = f"{match[1]}.{match[3]}" if match else tensor
-            if group not in groups or row.severity > groups[group].severity:
-                groups[group] = row
-        if not groups:
-            rows.append(_nothing(engine, case, arithmetic))
-        rows += groups.values()
-    return rows
-
-
-def _nothing(engine: str, case: str, arithmetic: DType) -> Row:
-    """A case for which the two sides have no tensor in common must not pass unseen."""
-    gap = Difference(float("inf"), float("inf"), 0.0, 0.0, ())
-    return Row(engine, case, "nothing to compare", arithmetic, gap, None, 0.0)
+    return candidate.run(cases, advance, along)
 
 
 def _require_same_model(bundle: Bundle, other: ModelConfig) -> None:

@@ -42,7 +42,8 @@ def record_evidence(bundle: Bundle, report: ParityReport) -> Bundle:
         "rows": len(report.rows),
         "failed": sum(not row.ok for row in report.rows),
         "worst": report.worst.to_dict() if report.rows else None,
-        "sources": report.sources,
+        "skipped": [skipped.to_dict() for skipped in report.outcome.skipped],
+        "sources": report.outcome.sources,
         "report_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
     return bundle.commit(dataclasses.replace(bundle.manifest, parity=summary))

@@ -19,7 +19,7 @@ class Difference:
     Attributes:
         max_abs: Largest absolute difference; infinite if the candidate is not finite.
         rel_l2: ``|a - b| / |b|``.
-        cosine: Cosine of the angle between the two, flattened; 1 if both are zero.
+        cosine: Cosine of the angle between the two, flattened; 1 if they are equal.
         reference_max: Largest absolute value of the reference.
         position: Index of the largest difference.
     """
@@ -49,11 +49,27 @@ def difference(candidate: Array, reference: Array) -> Difference:
     where = np.unravel_index(int(np.argmax(gap)), gap.shape)
     norm_a, norm_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
     distance = float(np.linalg.norm(a - b))
-    zero = norm_a == 0.0 and norm_b == 0.0
+    equal = distance == 0.0  # also where both are zero
     return Difference(
         max_abs=float(gap.max()),
-        rel_l2=0.0 if zero else distance / norm_b if norm_b else math.inf,
-        cosine=1.0 if zero else float(np.vdot(a, b)) / (norm_a * norm_b or math.inf),
+        rel_l2=0.0 if equal else distance / norm_b if norm_b else math.inf,
+        cosine=1.0 if equal else float(np.vdot(a, b)) / (norm_a * norm_b or math.inf),
         reference_max=peak,
         position=tuple(int(i) for i in where),
     )
+
+
+def count_differences(candidate: Array, reference: Array) -> Difference:
+    """Compare two lists of ids: ``max_abs`` is how many differ, those beyond the shorter included.
+
+    ``rel_l2`` is their share, ``position`` the first.
+    """
+    peak = float(np.abs(reference).max(initial=0))
+    shared = min(len(candidate), len(reference))
+    differs = np.ones(max(len(candidate), len(reference)), bool)
+    differs[:shared] = candidate[:shared] != reference[:shared]
+    count = int(differs.sum())
+    if not count:
+        return Difference(0.0, 0.0, 1.0, peak, ())
+    share = count / len(differs)
+    return Difference(float(count), share, 1 - share, peak, (int(np.argmax(differs)),))

@@ -16,9 +16,10 @@ class Row:
     """One tensor of one case.
 
     Attributes:
-        engine: ``reasoner``, ``generator`` or ``vae``.
+        engine: ``reasoner``, ``generator``, ``vae``, ``text``, ``scheduler``, ``prompt`` or
+            ``trajectory``.
         case: Name of the case.
-        tensor: Name of the tensor; for K/V the worst layer's.
+        tensor: Name of the tensor; for K/V the worst layer's, for a schedule the worst step.
         arithmetic: Type in which the candidate computed.
         difference: How far it is from the reference.
         self_noise: How far the reference is from itself in another order, or None.
@@ -68,15 +69,53 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Rows that there cannot be.
+
+    Attributes:
+        engine: As in :class:`Row`.
+        reason: Why not.
+    """
+
+    engine: str
+    reason: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return what ``--json`` prints."""
+        return {"engine": self.engine, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a comparison has found.
+
+    Attributes:
+        rows: What was compared.
+        skipped: What was not, and why.
+        notes: What a reader of the rows must know.
+        sources: What the reference says about itself.
+    """
+
+    rows: list[Row]
+    skipped: list[Skipped]
+    notes: list[str]
+    sources: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ParityReport:
-    """All rows of a comparison and what they were measured with."""
+    """An outcome and what it was measured with."""
 
     precision: str
     lowering: str
     against: str
-    rows: list[Row]
-    sources: dict[str, Any]
+    outcome: Outcome
     seconds: float
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was compared."""
+        return self.outcome.rows
 
     @property
     def ok(self) -> bool:
@@ -96,7 +135,9 @@ class ParityReport:
             "lowering": self.lowering,
             "against": self.against,
             "seconds": round(self.seconds, 2),
-            "sources": self.sources,
+            "sources": self.outcome.sources,
             "worst": self.worst.to_dict() if self.rows else None,
+            "skipped": [skipped.to_dict() for skipped in self.outcome.skipped],
+            "notes": self.outcome.notes,
             "rows": [row.to_dict() for row in self.rows],
         }

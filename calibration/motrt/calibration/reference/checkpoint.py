@@ -56,13 +56,18 @@ def component_folder(checkpoint: Path, component: str) -> Path:
 
 def load_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json`` of ``folder``."""
+    return load_json(folder / "config.json")
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
-        raise CheckpointError(f"cannot read the config of {folder}: {err}") from err
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / 'config.json'} is not a JSON object")
-    return config
+        raise CheckpointError(f"cannot read {path}: {err}") from err
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return data
 
 
 class TensorFiles:

@@ -21,3 +21,7 @@ class ReferenceTooLarge(ReferenceRunError):  # noqa: N818 - the name is part of 
 
 class NonFiniteReference(ReferenceRunError):  # noqa: N818 - the name is part of the protocol
     """A reference output holds NaN or infinity, so nothing can be compared with it."""
+
+
+class UnavailableError(ReferenceRunError):
+    """The checkpoint lacks a part, or no public class can use it: its cases are skipped, and said so."""

@@ -36,12 +36,8 @@ def run_reasoner(
     Raises:
         RequestError: A prompt has a token id outside of the vocabulary.
     """
-    vocab_size = transformer.config.vocab_size
     for case in cases:
-        if case.input_ids.min() < 0 or case.input_ids.max() >= vocab_size:
-            raise RequestError(
-                f"{case.name}: token ids go outside of the vocabulary of {vocab_size}"
-            )
+        check_vocabulary(transformer, case.name, case.input_ids)
     arrays: Arrays = {}
     sources: list[str] = []
     notes: list[str] = []
@@ -80,24 +76,8 @@ def _run_transformers(model: Any, case: ReasonerCase) -> Arrays:
 
 
 def _run_diffusers(transformer: Any, case: ReasonerCase) -> Arrays:
-    """Run the joint forward with one vision patch, which the prompt's stream never sees."""
-    config = transformer.config
-    patch = config.latent_patch_size
-    joint = GeneratorCase(
-        name=case.name,
-        input_ids=case.input_ids,
-        latents=np.zeros((config.latent_channel, 1, patch, patch), np.float32),
-        timestep=0.0,
-        fps=float(config.base_fps),
-    )
-    hidden: list[torch.Tensor] = []
-    hook = transformer.norm.register_forward_hook(lambda _module, _args, out: hidden.append(out))
-    try:
-        with record_prompt_keys() as layers:
-            transformer(**joint_inputs(transformer, joint, temporal_compression=4))
-    finally:
-        hook.remove()
-    logits = to_float32(transformer.lm_head(hidden[0]))
+    with record_prompt_keys() as layers:
+        logits = to_float32(prompt_logits(transformer, case.input_ids))
     # Under both names: whatever transformers has computed replaces the first in the caller.
     arrays = {f"{case.name}/logits": logits, f"{case.name}/logits.diffusers": logits}
     has_context = transformer.layers[0].self_attn.k_norm_und_for_gen is not None
@@ -107,3 +87,35 @@ def _run_diffusers(transformer: Any, case: ReasonerCase) -> Arrays:
         if has_context:
             arrays[f"{case.name}/context.{index}.key"] = layer.context_key
     return arrays
+
+
+def prompt_logits(transformer: Any, input_ids: NDArray[np.int64]) -> torch.Tensor:
+    """Return logits ``[S, V]`` of diffusers' joint forward with one vision patch, which a prompt never sees."""
+    config = transformer.config
+    patch = config.latent_patch_size
+    joint = GeneratorCase(
+        name="prompt",
+        input_ids=input_ids,
+        latents=np.zeros((config.latent_channel, 1, patch, patch), np.float32),
+        timestep=0.0,
+        fps=float(config.base_fps),
+    )
+    hidden: list[torch.Tensor] = []
+    hook = transformer.norm.register_forward_hook(lambda _module, _args, out: hidden.append(out))
+    try:
+        transformer(**joint_inputs(transformer, joint, temporal_compression=4))
+    finally:
+        hook.remove()
+    logits: torch.Tensor = transformer.lm_head(hidden[0])
+    return logits
+
+
+def check_vocabulary(transformer: Any, name: str, input_ids: NDArray[np.int64]) -> None:
+    """Refuse token ids that the checkpoint has no embedding for.
+
+    Raises:
+        RequestError: There is one.
+    """
+    vocab_size = transformer.config.vocab_size
+    if input_ids.min() < 0 or input_ids.max() >= vocab_size:
+        raise RequestError(f"{name}: token ids go outside of the vocabulary of {vocab_size}")
