@@ -130,7 +130,7 @@ def test_quantized_checkpoints_are_refused() -> None:
         ("action_dim", 8.5),
         ("rope_axes_dim", [4, 2]),
         ("rope_axes_dim", [4, 2, 2, 2]),
-        ("rope_axes_dim", [4, 2, 2.0]),
+        ("rope_axes_dim", [4, 2, 2.5]),
         ("rope_axes_dim", [4, True, 2]),
         ("rope_axes_dim", "422"),
         ("rope_axes_dim", 4),

@@ -450,12 +450,12 @@ def test_config_defaults_are_diffusers() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"base_dims": 96}, "got base_dims; expected a known key; the nearest is 'base_dim'"),
+        ({"base_dims": 96}, "got 'base_dims'; expected a known key; the nearest is 'base_dim'"),
         ({"attn_scales": [0.5]}, "attn_scales cannot be right"),
         ({"_class_name": "AutoencoderKLQwenImage"}, "got AutoencoderKLQwenImage"),
         ({"z_dim": 8}, "latents_mean cannot be right; got .*; expected z_dim = 8 numbers"),
         ({"latents_std": [0.0] * 16}, "latents_std cannot be right"),
-        ({"latents_std": [float("nan")] * 16}, "latents_std cannot be right"),
+        ({"latents_std": [float("nan")] * 16}, "latents_std has the wrong type"),
         ({"temperal_downsample": [True]}, "temperal_downsample cannot be right"),
         ({"scale_factor_spatial": 16}, "scale_factor_spatial cannot be right; got 16; expected 8"),
         ({"scale_factor_temporal": 8}, "scale_factor_temporal cannot be right"),

@@ -9,12 +9,12 @@ model that is silently another one.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from motrt.engines.errors import ConfigError
+from motrt.engines.json_fields import refuse_unknown, typed
 
 WeightLayout = Literal["separate", "shared"]
 
@@ -163,15 +163,7 @@ class ModelConfig:
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         known = fields | _IGNORED | {"rope_scaling"}
-        for key in data:
-            if key not in known:
-                near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
-                raise ConfigError(
-                    f"{source} has an unknown key",
-                    got=repr(key),
-                    expected=f"a known key; the nearest is {near[0]!r}",
-                    fix="Correct the key, or remove it if it has no meaning for inference.",
-                )
+        refuse_unknown(data, known, source)
         if data.get("quantization_config"):
             raise ConfigError(
                 f"{source} describes a quantized checkpoint",
@@ -182,7 +174,7 @@ class ModelConfig:
         given = {**data, "rope_axes_dim": _rope_axes(data, source)}
         return cls(
             **{
-                field.name: _typed(field.name, str(field.type), given[field.name], source)
+                field.name: typed(field.name, str(field.type), given[field.name], source)
                 for field in dataclasses.fields(cls)
                 if field.name in given
             }
@@ -219,33 +211,6 @@ def _rope_axes(data: Mapping[str, Any], source: str) -> Any:
             f"{source}: rope_scaling has the wrong type", got=repr(scaling), expected="an object"
         )
     return (scaling or {}).get("mrope_section", _DEFAULT_AXES)
-
-
-def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
-    """Check the JSON type of one value; JSON has one number type, so 1e6 may stand for an int."""
-    if value is None and annotation.endswith("None"):
-        return None
-    if annotation.startswith("int"):
-        if type(value) is int or (isinstance(value, float) and value.is_integer()):
-            return int(value)
-    elif annotation == "float" and type(value) in (int, float):
-        try:
-            return float(value)
-        except OverflowError:
-            return float("inf")  # an integer of hundreds of digits
-    if annotation == "bool" and isinstance(value, bool):
-        return value
-    if "Literal" in annotation or annotation == "WeightLayout":
-        if isinstance(value, str):
-            return value
-    elif (
-        annotation.startswith("tuple")
-        and isinstance(value, (list, tuple))
-        and len(value) == 3
-        and all(type(item) is int for item in value)
-    ):
-        return tuple(value)
-    raise ConfigError(f"{source}: {name} has the wrong type", got=repr(value), expected=annotation)
 
 
 def _require(config: ModelConfig, name: str, holds: bool, expected: str) -> None:

@@ -88,13 +88,23 @@ def open_session(name: str, source: str | bytes, options: Any, providers: Sequen
     # 1.6 times and a token 2.1 times as long. On a quiet machine there is no difference.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime().InferenceSession(source, options, providers=list(providers))
+        session = onnxruntime().InferenceSession(source, options, providers=list(providers))
     except Exception as err:  # see above
         raise ExecutionError(
             f"ONNX Runtime does not load the {name}",
             got=_first_line(err),
             fix="The native lowering needs ONNX Runtime 1.32; export with --lowering portable.",
         ) from err
+    # A provider whose libraries do not load is dropped with a log line: that is no answer.
+    dropped = [provider for provider in providers if provider not in session.get_providers()]
+    if dropped:
+        raise ExecutionError(
+            "an execution provider does not work here",
+            got=", ".join(dropped),
+            expected=f"among {', '.join(session.get_providers())}",
+            fix="Run motrt doctor, and install the driver and libraries that the provider needs.",
+        )
+    return session
 
 
 def check_providers(providers: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ from motrt.engines.onnxruntime_engine import run_binding
 from motrt.engines.tensors import check_arrays
 
 if TYPE_CHECKING:
-    from motrt.engines.dtypes import DType
     from collections.abc import Mapping
 
     from motrt.engines.contract import EngineContract
+    from motrt.engines.dtypes import DType
     from motrt.engines.model_config import ModelConfig
     from motrt.engines.tensors import Array
 

@@ -6,12 +6,12 @@ Source: diffusers ``models/autoencoders/autoencoder_kl_wan.py``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines.errors import ConfigError
+from motrt.engines.json_fields import refuse_unknown, typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,17 +142,9 @@ class VaeConfig:
             )
         fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         known = fields.keys() | _IGNORED
-        for key in data:
-            if key not in known:
-                near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
-                raise ConfigError(
-                    f"{source} has an unknown key",
-                    got=key,
-                    expected=f"a known key; the nearest is {near[0]!r}",
-                    fix="Correct the key, or remove it if it has no meaning for inference.",
-                )
+        refuse_unknown(data, known, source)
         values = {
-            name: _typed(name, annotation, data[name], source)
+            name: typed(name, annotation, data[name], source)
             for name, annotation in fields.items()
             if name in data and (data[name] is not None or annotation.endswith("None"))
         }
@@ -166,28 +158,6 @@ class VaeConfig:
             "scale_factor_spatial": self.spatial_factor,
             "scale_factor_temporal": self.temporal_factor,
         }
-
-
-def _typed(name: str, annotation: str, value: Any, source: str) -> Any:
-    """Check the JSON type of one value; JSON has one number type, so 1e6 may stand for an int."""
-    if annotation.startswith("tuple"):
-        kind = annotation.removeprefix("tuple[").removesuffix(", ...]")
-        if isinstance(value, (list, tuple)):
-            return tuple(_typed(name, kind, item, source) for item in value)
-    elif value is None and annotation.endswith("None"):
-        return None
-    elif annotation == "bool" and isinstance(value, bool):
-        return value
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf  # an integer of hundreds of digits
-        if annotation == "float":
-            return number
-        if annotation.startswith("int") and number.is_integer():
-            return int(value)
-    raise ConfigError(f"{source}: {name} has the wrong type", got=repr(value), expected=annotation)
 
 
 def _require(config: VaeConfig, name: str, holds: bool, expected: str) -> None:

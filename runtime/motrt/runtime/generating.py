@@ -175,14 +175,13 @@ class GenerationRun:
         latents: Mapping[str, Array],
         timings: dict[str, float],
     ) -> GenerationResult:
-        vision, action = latents["vision"][None], latents.get("action")
+        vision = latents["vision"][None]
         decode = self.decode  # alone: a result must not keep engines and caches alive
-        if action is not None and given.action is not None:
-            action = action[:, : given.action.raw_action_dim]
         return GenerationResult(
             latents=vision,
             sound_latents=latents.get("sound"),
-            action=action,
+            action_latents=latents.get("action"),
+            raw_action_dim=None if given.action is None else given.action.raw_action_dim,
             seed=params.seed,
             fps=params.fps,
             num_frames=plan.num_frames,

@@ -45,7 +45,8 @@ class GenerationResult:
     Attributes:
         latents: float32 ``[1, C, T, h, w]``, normalized.
         sound_latents: float32 ``[Cs, Ts]``, or None.
-        action: float32 ``[Ta, width]`` in raw channels, or None.
+        action_latents: float32 ``[Ta, action_dim]``, zero beyond the embodiment's width, or None.
+        raw_action_dim: The embodiment's width, or None.
         seed: Seed of the noise.
         fps: Frames per second.
         num_frames: Frames that :meth:`frames` yields.
@@ -54,12 +55,20 @@ class GenerationResult:
 
     latents: Array
     sound_latents: Array | None
-    action: Array | None
+    action_latents: Array | None
+    raw_action_dim: int | None
     seed: int
     fps: float
     num_frames: int
     timings: dict[str, float]
     _decode: Callable[[], Iterator[Array]] = field(repr=False)
+
+    @property
+    def action(self) -> Array | None:
+        """The actions in their raw channels, float32 ``[Ta, width]``, or None."""
+        return (
+            None if self.action_latents is None else self.action_latents[:, : self.raw_action_dim]
+        )
 
     def frames(self) -> Iterator[Array]:
         """Decode frame by frame, uint8 ``[H, W, 3]``; memory does not grow with the clip.

@@ -29,5 +29,5 @@ def latents_of(result: GenerationResult) -> Latents:
     return Latents(
         latents=result.latents,
         sound_latents=result.sound_latents,
-        action_latents=result.action,
+        action_latents=result.action_latents,
     )

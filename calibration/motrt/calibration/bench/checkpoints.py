@@ -37,7 +37,7 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], *, seed: int = 0) 
         shape = table[name].shape
         noise = random.standard_normal(shape).astype(np.float32)
         if len(shape) == 1:
-            yield np.float32(0.1) * noise + np.float32(name.endswith("norm.weight"))
+            yield np.float32(0.1) * noise + np.float32(name.endswith(".weight"))
         else:
             fan_in = 1 if name == EMBED_TOKENS else shape[-1]
             yield noise / np.float32(math.sqrt(fan_in))

@@ -57,6 +57,7 @@ class Size:
     """A model and what is asked of it.
 
     Attributes:
+        name: ``full`` or ``quick``.
         config: Keys of the transformer's ``config.json``.
         context: Prompt tokens of the denoise and prefill rows (U).
         image: Latent frames, rows and columns of the image row; a patch is 2 by 2 (N).
@@ -67,6 +68,7 @@ class Size:
         processes: Times that each side of the cold start runs.
     """
 
+    name: str
     config: dict[str, Any]
     context: int
     image: tuple[int, int, int]
@@ -83,6 +85,7 @@ class Size:
 
 
 FULL = Size(
+    name="full",
     config={
         **_COMMON,
         "hidden_size": 512,
@@ -103,6 +106,7 @@ FULL = Size(
     processes=3,
 )
 QUICK = Size(
+    name="quick",
     config={
         **FULL.config,
         "hidden_size": 64,
@@ -122,3 +126,4 @@ QUICK = Size(
     repeats=2,
     processes=1,
 )
+SIZES = {size.name: size for size in (FULL, QUICK)}

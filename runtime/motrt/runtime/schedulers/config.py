@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from motrt.engines.errors import ConfigError
+from motrt.engines.json_fields import refuse_unknown, typed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ConfigT = TypeVar("ConfigT")
-
-_MAX_INT = 2**53
 
 
 def read_config(
@@ -39,51 +36,22 @@ def read_config(
             implemented, or a wrong value.
     """
     fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    known = sorted(fields.keys() | fixed.keys() | ignored)
+    refuse_unknown(
+        (key for key in data if not key.startswith("_")),
+        fields.keys() | fixed.keys() | ignored,
+        source,
+    )
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key in fields:
             values[key] = typed(key, fields[key], value, source)
-        elif key in fixed:
-            if value != fixed[key]:
-                raise ConfigError(
-                    f"{source}: this {key} is not implemented",
-                    got=repr(value),
-                    expected=repr(fixed[key]),
-                )
-        elif key not in ignored and not key.startswith("_"):
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+        elif key in fixed and value != fixed[key]:
             raise ConfigError(
-                f"{source} has an unknown key",
-                got=key,
-                expected=f"a known key; the nearest is {near[0]!r}",
-                fix="Correct the key, or remove it if it has no meaning for inference.",
+                f"{source}: this {key} is not implemented",
+                got=repr(value),
+                expected=repr(fixed[key]),
             )
     return cls(**values)
-
-
-def typed(name: str, annotation: str, value: Any, source: str) -> Any:
-    """Check the JSON type of one value; JSON has one number type, so 1e3 may stand for an int.
-
-    Raises:
-        ConfigError: The type is another one, or a number is not finite.
-    """
-    kind = annotation.removesuffix(" | None")
-    if value is None and kind != annotation:
-        return None
-    if kind.startswith("tuple["):
-        if isinstance(value, (list, tuple)):
-            item = kind.removeprefix("tuple[").removesuffix(", ...]")
-            return tuple(typed(name, item, each, source) for each in value)
-    elif kind in {"bool", "str"}:
-        if isinstance(value, {"bool": bool, "str": str}[kind]):
-            return value
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and _is_sane(value):
-        if kind == "float":
-            return float(value)
-        if float(value).is_integer():
-            return int(value)
-    raise ConfigError(f"{source}: {name} has the wrong type", got=repr(value), expected=annotation)
 
 
 def require(config: Any, name: str, holds: bool, expected: str) -> None:
@@ -112,9 +80,3 @@ def require_one_of(config: Any, name: str, *choices: str) -> None:
             got=repr(getattr(config, name)),
             expected=f"one of {', '.join(choices)}",
         )
-
-
-def _is_sane(value: float) -> bool:
-    if isinstance(value, int):
-        return abs(value) <= _MAX_INT  # beyond, float() rounds or raises
-    return math.isfinite(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines.errors import ConfigError
-from motrt.runtime.schedulers.config import typed
+from motrt.engines.json_fields import typed
 from motrt.runtime.schedulers.ddim import DDIMConfig, DDIMScheduler
 from motrt.runtime.schedulers.ddpm import DDPMConfig, DDPMScheduler
 from motrt.runtime.schedulers.flow_match_euler import (
