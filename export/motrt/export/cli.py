@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from motrt.engines.errors import MotrtError
+from motrt.engines.errors import MissingDependencyError, MotrtError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ def _program(arguments: list[str]) -> Callable[..., Any]:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, verb in VERBS.items():
         if name == chosen:
-            module = importlib.import_module(verb.module)
+            module = _module_of(verb, as_json="--json" in arguments)
             if hasattr(module, "SUBCOMMANDS"):
                 app.add_typer(_group(module.SUBCOMMANDS, verb.summary), name=name)
                 continue
@@ -90,6 +90,23 @@ def _program(arguments: list[str]) -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
+def _module_of(verb: Verb, *, as_json: bool) -> Any:
+    """Import a verb; a package that is not installed is an error like any other."""
+    try:
+        return importlib.import_module(verb.module)
+    except ModuleNotFoundError as err:
+        if err.name is None or err.name.partition(".")[0] == "motrt":
+            raise
+        missing = MissingDependencyError(
+            "this verb needs a package that is not installed",
+            got=f"no module {err.name}",
+            expected="the extras export, cpu and media",
+            fix="Install them with: pip install 'motrt[export,cpu,media]'.",
+        )
+        _tell(missing, as_json=as_json)
+        sys.exit(missing.exit_code)
+
+
 def _group(commands: Mapping[str, Any], summary: str) -> typer.Typer:
     group = typer.Typer(help=summary, no_args_is_help=True)
     for name, module in commands.items():
@@ -98,13 +115,22 @@ def _group(commands: Mapping[str, Any], summary: str) -> typer.Typer:
 
 
 def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    version: bool = typer.Option(
+        False,
+        "--version",
+        help="Print the version and exit.",
+        is_eager=True,
+        callback=lambda wanted: _print_version() if wanted else None,
+    ),
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed
+    """Hold the options that come before a verb."""
 
-        print(f"motrt {installed('motrt')}")
-        raise typer.Exit
+
+def _print_version() -> None:
+    from importlib.metadata import version
+
+    print(f"motrt {version('motrt')}")
+    raise typer.Exit
 
 
 def _placeholder() -> None:
@@ -121,9 +147,7 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         except MotrtError as err:
             if options.get("debug"):
                 traceback.print_exc()
-            if options.get("as_json"):
-                print(json.dumps({"error": err.to_dict()}))
-            print(f"error: {err}", file=sys.stderr)
+            _tell(err, as_json=bool(options.get("as_json")))
             code = err.exit_code
         except KeyboardInterrupt:
             print(_INTERRUPTED, file=sys.stderr)
@@ -131,6 +155,12 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         sys.exit(code)
 
     return call
+
+
+def _tell(err: MotrtError, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": err.to_dict()}))
+    print(f"error: {err}", file=sys.stderr)
 
 
 def _interrupt(*_: object) -> None:

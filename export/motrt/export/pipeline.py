@@ -366,7 +366,7 @@ def _weight_report(plans: dict[str, WeightPlan], options: ExportOptions) -> dict
     linked = sum(plan.linked_nbytes for plan in plans.values())
     return {
         "tensors": sum(len(plan.source) for plan in plans.values()),
-        "tensor_bytes": sum(plan.source.nbytes for plan in plans.values()),
+        "tensor_bytes": sum(plan.nbytes for plan in plans.values()),
         "linked_bytes": 0 if options.copy_weights else linked,
         "copied_bytes": linked if options.copy_weights else 0,
         "cast_bytes": sum(plan.cast_nbytes for plan in plans.values()),

@@ -62,6 +62,12 @@ class WeightPlan:
         )
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors as the bundle holds them."""
+        kept = set(self.source.entries) - set(self.casts)
+        return self.source.subset(kept).nbytes + self.cast_nbytes
+
+    @property
     def linked_nbytes(self) -> int:
         """Bytes of the files that are linked (or, if the user says so, copied)."""
         return sum((self.source.root / file).stat().st_size for file in self.linked_files)

@@ -79,7 +79,7 @@ class Runtime:
         backend: str | Callable[[Bundle], Backend] = "onnxruntime",
         residency: Residency = "separate",
         capacity: int = 4096,
-        chunk_size: int = 512,
+        chunk_size: int = 256,
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         on_busy: Literal["wait", "raise"] = "wait",

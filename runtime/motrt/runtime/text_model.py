@@ -33,7 +33,7 @@ class TextModel:
     """
 
     def __init__(
-        self, bundle: Bundle, backend: Backend, *, capacity: int, chunk_size: int = 512
+        self, bundle: Bundle, backend: Backend, *, capacity: int, chunk_size: int = 256
     ) -> None:
         self.config = bundle.manifest.model
         self.capacity = capacity

@@ -181,9 +181,14 @@ def _cold_start(bench: Bench) -> Measured:
 
 
 def _rss_shared(bench: Bench) -> Measured:
-    source = write_shared_checkpoint(bench.folder / "shared", bench.size.config)
+    source = write_shared_checkpoint(bench.folder / "shared", bench.size.shared_config)
     export_checkpoint(source, bench.folder / "shared.bundle")
     _, detail = run_job("share-memory", bench.folder, bench.size, bench.threads)
+    detail["shapes"] = {
+        "U": bench.size.prompt,
+        "N": num_patches(bench.size, bench.size.image),
+        "E": bench.size.shared_config["hidden_size"],
+    }
     if detail["growth_bytes"] is None:
         return None, {**detail, "why": "this system has no /proc/self/smaps_rollup"}
     return detail["growth_bytes"] / detail["weight_bytes"], detail

@@ -52,6 +52,30 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
+_BENCH: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "rope_axes_dim": [12, 10, 10],
+}
+_TINY: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "rope_axes_dim": [4, 2, 2],
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """A model and what is asked of it.
@@ -59,6 +83,8 @@ class Size:
     Attributes:
         name: ``full`` or ``quick``.
         config: Keys of the transformer's ``config.json``.
+        shared_config: Likewise of the memory row, whose weights must outweigh two sessions and
+            the arrays of a step (46 MB at the full size).
         context: Prompt tokens of the denoise and prefill rows (U).
         image: Latent frames, rows and columns of the image row; a patch is 2 by 2 (N).
         clip: Likewise of the clip row.
@@ -70,6 +96,7 @@ class Size:
 
     name: str
     config: dict[str, Any]
+    shared_config: dict[str, Any]
     context: int
     image: tuple[int, int, int]
     clip: tuple[int, int, int]
@@ -86,17 +113,8 @@ class Size:
 
 FULL = Size(
     name="full",
-    config={
-        **_COMMON,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "vocab_size": 4096,
-        "rope_axes_dim": [12, 10, 10],
-    },
+    config=_BENCH,
+    shared_config={**_BENCH, "hidden_size": 1024, "intermediate_size": 4096},
     context=512,
     image=(1, 32, 32),  # N 256
     clip=(4, 64, 64),  # N 4096
@@ -107,17 +125,8 @@ FULL = Size(
 )
 QUICK = Size(
     name="quick",
-    config={
-        **FULL.config,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 128,
-        "rope_axes_dim": [4, 2, 2],
-    },
+    config=_TINY,
+    shared_config=_TINY,
     context=24,
     image=(1, 4, 6),
     clip=(3, 6, 10),

@@ -58,7 +58,14 @@ def author_generator(
     with graph.scope("embed"):
         parts = [heads.embed(modality, time) for modality in modalities]
         x = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=1)
-        tower = Tower.begin(graph, lowering, config, inputs["rotary_cos"], inputs["rotary_sin"])
+        tower = Tower.begin(
+            graph,
+            lowering,
+            config,
+            inputs["rotary_cos"],
+            inputs["rotary_sin"],
+            is_masked=False,
+        )
         shape = graph.op("Shape", x)
         x = graph.op("Reshape", x, graph.constant([-1, config.hidden_size]))
     for index in range(config.num_hidden_layers):

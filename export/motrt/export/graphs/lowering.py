@@ -40,6 +40,15 @@ class Lowering(Protocol):
     ) -> ir.Value:
         """Turn the halves of ``x`` ``[B, heads, S, D]``."""
 
+    def query_blocks(
+        self, graph: GraphBuilder, cos: ir.Value, config: ModelConfig
+    ) -> ir.Value | None:
+        """Prepare, once for all layers, the shape in which unmasked attention takes its queries.
+
+        Returns:
+            int64 ``[4]`` for the S tokens of ``cos`` ``[B, S, D/2]``, or None: as they are.
+        """
+
     def attention(
         self,
         graph: GraphBuilder,
@@ -47,9 +56,10 @@ class Lowering(Protocol):
         key: ir.Value,
         value: ir.Value,
         bias: ir.Value | None,
+        blocks: ir.Value | None,
         config: ModelConfig,
     ) -> ir.Value:
-        """Attend: ``[B, H, S, D]`` over ``[B, K, T, D]`` plus ``[B, 1, S, T]``."""
+        """Attend: ``[B, H, S, D]`` over ``[B, K, T, D]`` plus ``[B, 1, S, T]``; see above."""
 
     def update_cache(
         self, graph: GraphBuilder, past: ir.Value, new: ir.Value, write_indices: ir.Value | None

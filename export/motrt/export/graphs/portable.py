@@ -59,6 +59,12 @@ class Portable:
         right = graph.op("Add", graph.op("Mul", b, cos), graph.op("Mul", a, sin))
         return graph.op("Concat", left, right, axis=-1)
 
+    def query_blocks(
+        self, graph: GraphBuilder, cos: ir.Value, config: ModelConfig
+    ) -> ir.Value | None:
+        """Nothing to prepare."""
+        return None
+
     def attention(
         self,
         graph: GraphBuilder,
@@ -66,6 +72,7 @@ class Portable:
         key: ir.Value,
         value: ir.Value,
         bias: ir.Value | None,
+        blocks: ir.Value | None,
         config: ModelConfig,
     ) -> ir.Value:
         """Scaled dot product; scores and softmax in float32."""

@@ -46,7 +46,9 @@ def author_reasoner(
     embeds, bias = inputs["inputs_embeds"], inputs["attention_bias"]
     write_indices = inputs.get("write_indices")
 
-    tower = Tower.begin(graph, lowering, config, inputs["rotary_cos"], inputs["rotary_sin"])
+    tower = Tower.begin(
+        graph, lowering, config, inputs["rotary_cos"], inputs["rotary_sin"], is_masked=True
+    )
     x = graph.op("Reshape", embeds, graph.constant([-1, config.hidden_size]))
     results: dict[str, ir.Value] = {}
     for index in range(config.num_hidden_layers):

@@ -28,6 +28,7 @@ class Tower:
     query_shape: ir.Value  # [B, S, H, D]
     key_shape: ir.Value  # [B, S, K, D]
     tables: tuple[ir.Value, ir.Value]
+    blocks: ir.Value | None
 
     @classmethod
     def begin(
@@ -37,6 +38,8 @@ class Tower:
         config: ModelConfig,
         cos: ir.Value,
         sin: ir.Value,
+        *,
+        is_masked: bool,
     ) -> Tower:
         """Prepare a tower over the tokens that ``cos`` and ``sin`` ``[B, S, D/2]`` describe."""
         with graph.scope("shapes"):
@@ -46,7 +49,8 @@ class Tower:
                 for heads in (config.num_attention_heads, config.num_key_value_heads)
             ]
             tables = lowering.rotary_tables(graph, cos, sin)
-        return cls(graph, lowering, config, shapes[0], shapes[1], tables)
+            blocks = None if is_masked else lowering.query_blocks(graph, cos, config)
+        return cls(graph, lowering, config, shapes[0], shapes[1], tables, blocks)
 
     def norm(self, x: ir.Value, name: str) -> ir.Value:
         """RMSNorm by the weight ``name``.weight."""
@@ -75,7 +79,7 @@ class Tower:
     ) -> ir.Value:
         """Attend, project, and add the MLP; ``x`` is the layer's input ``[B·S, E]``."""
         graph, config = self.graph, self.config
-        heads = self.lowering.attention(graph, query, key, value, bias, config)
+        heads = self.lowering.attention(graph, query, key, value, bias, self.blocks, config)
         rows = graph.op(
             "Reshape",
             graph.op("Transpose", heads, perm=[0, 2, 1, 3]),

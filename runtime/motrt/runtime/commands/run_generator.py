@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from motrt.engines.commands.console import Debug, Json, Quiet, print_json, stage_bars, words
-from motrt.engines.errors import ConfigError
+from motrt.engines.errors import BundleError, ConfigError
+from motrt.runtime._media_libraries import pillow, pyav
 from motrt.runtime.actions_file import load_actions, save_actions
 from motrt.runtime.commands.options import (
     Capacity,
@@ -31,13 +33,18 @@ EXAMPLE = (
 )
 
 
+_SUFFIXES = (".png", ".mp4", ".gif", ".npz", ".json")
+
+
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle to run.")],
     prompt: Annotated[str, typer.Option(help="What to make.")],
     output: Annotated[
-        list[Path],
+        list[str],
         typer.Option(
-            "--output", "-o", help=".png, .mp4, .gif, .npz (latents), .json (actions); repeatable."
+            "--output",
+            "-o",
+            help=".png, .mp4, .gif, a folder/ of PNGs, .npz (latents), .json (actions); repeatable.",
         ),
     ],
     negative_prompt: Annotated[str | None, typer.Option(help="What to stay away from.")] = None,
@@ -114,12 +121,14 @@ def command(
         sound=sound,
     )
     condition = _action(action_mode, domain, actions, chunk_size, view_point)
-    _check_outputs(output, condition)
+    frames = num_frames if condition is None else condition.chunk_size + 1
+    _check_outputs(output, condition, frames)
     indexes = tuple(int(i) for i in numbers("--condition-frames", condition_frames) or ())
     with (
         Runtime.open(bundle, **open_options(residency, capacity, threads, provider)) as runtime,
         stage_bars(quiet=quiet or as_json) as progress,
     ):
+        _check_decoder(output, runtime)
         done = 0
 
         def advance(step: int, _timestep: float, _state: StepState) -> None:
@@ -141,8 +150,8 @@ def command(
         started = time.perf_counter()
         files = []
         for path in output:
-            if path.suffix.lower() == ".json":
-                files.append(save_actions(path, result.action))
+            if path.lower().endswith(".json"):
+                files.append(save_actions(Path(path), result.action))
             else:
                 files.append(result.save(path))
         timings = {**result.timings, "save": time.perf_counter() - started}
@@ -184,16 +193,45 @@ def _action(
     )
 
 
-def _check_outputs(output: list[Path], condition: ActionCondition | None) -> None:
+def _check_outputs(output: list[str], condition: ActionCondition | None, frames: int) -> None:
     """Refuse before the work what could not be written after it."""
-    known = (".png", ".mp4", ".gif", ".npz", ".json")
-    for path in output:
-        suffix = path.suffix.lower()
-        if suffix not in known:
+    for name in output:
+        path, suffix = Path(name), Path(name).suffix.lower()
+        is_folder = name.endswith("/") or path.is_dir()
+        if not is_folder and suffix not in _SUFFIXES:
             raise ConfigError(
-                "the output's kind is unknown", got=str(path), expected=", ".join(known)
+                "the output's kind is unknown",
+                got=name,
+                expected=f"{', '.join(_SUFFIXES)}, or a folder/ of PNGs",
+            )
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise ConfigError(
+                "the output cannot be written there",
+                got=name,
+                expected=f"a folder {path.parent} that exists and can be written to",
             )
         if suffix == ".json" and condition is None:
             raise ConfigError(
-                "a .json output holds actions", got=str(path), expected="an --action-mode"
+                "a .json output holds actions", got=name, expected="an --action-mode"
             )
+        if suffix == ".png" and frames > 1:
+            raise ConfigError(
+                "one PNG cannot hold a clip",
+                got=f"{frames} frames into {name}",
+                expected="a folder, frames/, or a clip, clip.mp4",
+            )
+        if suffix == ".mp4":
+            pyav()
+        if is_folder or suffix in {".png", ".gif"}:
+            pillow()
+
+
+def _check_decoder(output: list[str], runtime: Runtime) -> None:
+    needs = [name for name in output if not name.lower().endswith((".npz", ".json"))]
+    if needs and "vae" not in runtime.bundle.manifest.components:
+        raise BundleError(
+            "the bundle has no VAE, so it makes no pictures",
+            got=needs[0],
+            expected=".npz (latents) or .json (actions)",
+            fix="Export a checkpoint that has a vae/ folder.",
+        )
