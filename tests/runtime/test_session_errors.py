@@ -109,7 +109,7 @@ def test_the_fixture_idle_bites(runtime: Runtime, idle: None) -> None:
         ({"providers": ["TPU"]}, ExecutionError, "provider is not there; got TPU; expected among"),
         ({"providers": ["TPU"], "residency": "shared"}, ConfigError, "CPUExecutionProvider alone"),
         ({"on_busy": "skip"}, ConfigError, "unknown on_busy; got skip; expected wait or raise"),
-        ({"capacity": 0}, ConfigError, "count tokens; got 0, 512; expected at least 1"),
+        ({"capacity": 0}, ConfigError, "count tokens; got 0, 256; expected at least 1"),
         ({"chunk_size": 0}, ConfigError, "count tokens; got 4096, 0; expected at least 1"),
     ],
 )
