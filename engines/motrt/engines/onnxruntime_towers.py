@@ -85,11 +85,12 @@ class OnnxRuntimeReasoner:
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        binding.bind_output("logits")
-        names = [*self._kept, "logits", *cache.bind_rows(binding)]
-        outputs = run_binding(self._session, binding, names, "reasoner")
-        cache.absorb(outputs, count)
-        logits: Array = outputs["logits"].numpy().copy()  # a view would not keep its buffer alive
+        shape = (*logit_indices.shape, self._config.vocab_size)
+        logits: Array = np.empty(shape, np.float32)
+        binding.bind_output("logits", "cpu", 0, np.float32, shape, logits.ctypes.data)
+        rows = cache.bind_rows(binding)
+        names = [*self._kept, "logits", *rows] if rows else []
+        cache.absorb(run_binding(self._session, binding, names, "reasoner"), count)
         return logits
 
     def _bound(self, cache: OnnxRuntimeCache) -> Any:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import Array
     from motrt.runtime.protocols import Backend, ReasonerEngine
 
+_TABLE_ROWS = 1024
+
 
 class TextModel:
     """What every sequence of a bundle shares.
@@ -40,9 +42,10 @@ class TextModel:
         self.chunk_size = chunk_size
         self._backend = backend
         self._dtype = bundle.dtype.numpy
-        self._embed_tokens = bundle.weights()[EMBED_TOKENS]
+        self._embed_tokens = np.asarray(bundle.weights()[EMBED_TOKENS])
         self._inv_freq = np.array(bundle.manifest.inv_freq, np.float32)
         self._axes = bundle.manifest.rotary_axes
+        self._text_tables = self.rotary(text_positions(0, 0))
 
     @property
     def engine(self) -> ReasonerEngine:
@@ -68,6 +71,15 @@ class TextModel:
         """Return cos and sin for positions ``[3, S]``, compute type ``[1, S, D/2]`` each."""
         cos, sin = rotary_tables(self._inv_freq, self._axes, position_ids)
         return cos.astype(self._dtype)[None], sin.astype(self._dtype)[None]
+
+    def text_rotary(self, start: int, count: int) -> tuple[Array, Array]:
+        """Return cos and sin for text at ``start`` and on; from a table, which decoding rereads."""
+        end = start + count
+        if end > self._text_tables[0].shape[1]:
+            rows = -(-end // _TABLE_ROWS) * _TABLE_ROWS
+            self._text_tables = self.rotary(text_positions(0, rows))
+        cos, sin = self._text_tables
+        return cos[:, start:end], sin[:, start:end]
 
     def check_length(self, count: int, new: int = 0) -> None:
         """Refuse, before anything is computed, what the cache cannot hold.
@@ -125,7 +137,7 @@ class TokenSequence:
         for start in range(0, len(array), model.chunk_size):
             chunk = embeds[:, start : start + model.chunk_size]
             count = chunk.shape[1]
-            cos, sin = model.rotary(text_positions(len(self.ids), count))
+            cos, sin = model.text_rotary(len(self.ids), count)
             last = np.array([[count - 1]], np.int64)
             logits = model.engine.forward(self._cache, chunk, cos, sin, last)[0, 0]
             self.ids += array[start : start + count].tolist()
