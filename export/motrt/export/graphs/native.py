@@ -67,8 +67,8 @@ class Native:
 
         The blocks of a head follow each other as heads do that share a K/V head, so the operator
         computes the same. ONNX Runtime's CPU kernel writes each head's ``[S, T]`` scores in full:
-        in blocks they stay in reach of the caches, and a clip's step takes 4 to 7 % less
-        (measured with motrt bench). Graphs of 16 bits are TensorRT's, which makes its own blocks.
+        in blocks they stay in reach of the caches, and a clip's step takes less
+        (docs/performance.md). Graphs of 16 bits are TensorRT's, which makes its own blocks.
         """
         if graph.dtype is not DType.FLOAT32:
             return None
