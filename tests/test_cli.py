@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -28,6 +29,19 @@ def test_every_verb_has_help_with_an_example_and_a_page(
     assert "--json" in shown
     assert f"Example: motrt {verb}" in " ".join(shown.split())
     assert f"\n## {verb}\n" in (ROOT / "docs" / "cli.md").read_text()
+
+
+@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "run"), *SUBVERBS])
+def test_every_option_is_documented(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    run([*verb.split(), "--help"])
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    page = (ROOT / "docs" / "cli.md").read_text()
+    common, section = page.split("\n## ")[0], page.split(f"\n## {verb}\n")[1].split("\n## ")[0]
+    assert "--json" in options
+    assert [o for o in options if f"`{o}" not in common and o not in section] == []
 
 
 def test_a_group_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +70,15 @@ def _seconds(command: list[str]) -> float:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["expor"], ["export"], ["export", "a", "-o", "b", "--precision", "fp64"], ["validate", "a"]],
+    [
+        ["expor"],
+        ["export"],
+        ["export", "a", "-o", "b", "--precision", "fp64"],
+        ["export", "a", "-o", "b", "--lowering", "foo"],
+        ["export", "a", "-o", "b", "--probe", "maybe"],
+        ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--keep", "middle"],
+        ["validate", "a"],
+    ],
 )
 def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
@@ -67,9 +89,7 @@ def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[
     "arguments",
     [
         ["export", "absent", "-o", "out"],
-        ["export", "absent", "-o", "out", "--lowering", "exotic"],
         ["export", "absent", "-o", "out", "--modalities", "smell"],
-        ["export", "absent", "-o", "out", "--probe", "maybe"],
         ["validate", "absent", "--against", "absent"],
         ["inspect", "absent"],
         ["demo", "absent"],
@@ -189,3 +209,18 @@ def test_demo_loads_no_torch(bundle: Callable[..., Path], tmp_path: Path) -> Non
     report = json.loads(done.stdout)
     assert report["loaded"] == []
     assert (tmp_path / "clip.mp4").stat().st_size > 0
+
+
+def test_ctrl_c_while_the_program_loads_is_an_exit_code() -> None:
+    code = (
+        "import builtins, sys\n"
+        "from motrt.export.entry import main\n"
+        "real = builtins.__import__\n"
+        "def stop(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = stop\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted; nothing was begun\n")

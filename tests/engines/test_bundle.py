@@ -341,8 +341,16 @@ def test_the_working_folder_can_be_replaced(root: Path, monkeypatch: pytest.Monk
     assert _beside(root) == ["x"]
 
 
+def test_an_empty_folder_may_become_a_bundle(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with new_bundle(tmp_path / "b") as folder:
+        (folder / "x").write_text("x")
+    assert _beside(tmp_path) == ["b"]
+    assert _beside(tmp_path / "b") == ["x"]
+
+
 def test_what_another_process_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="not empty"), new_bundle(tmp_path / "b"):
+    with pytest.raises(ExportError, match="somebody else"), new_bundle(tmp_path / "b"):
         write_bundle(tmp_path / "b")
     Bundle.open(tmp_path / "b")
     assert _beside(tmp_path) == ["b"]

@@ -4,6 +4,7 @@ Needs ``tokenizers`` only. Trained on the lines below when it is asked for, so n
 kept in the repository.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import (
@@ -105,7 +106,9 @@ _CORPUS = (
 )
 
 
-def build_tokenizer() -> Tokenizer:
+def build_tokenizer(
+    corpus: Sequence[str] = _CORPUS, byte_pair_size: int = _BYTE_PAIR_SIZE
+) -> Tokenizer:
     """Train the tokenizer; every call returns equal ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -117,11 +120,11 @@ def build_tokenizer() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_BYTE_PAIR_SIZE,
+        vocab_size=byte_pair_size,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS]
     )
@@ -131,13 +134,18 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(directory: Path, *, tokenizer_class: str = "Qwen2Tokenizer") -> Path:
+def save_tokenizer(
+    directory: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    tokenizer_class: str = "Qwen2Tokenizer",
+) -> Path:
     """Write the files of a transformers tokenizer into ``directory`` and return it.
 
     By hand, so that the chat template stays inside ``tokenizer_config.json`` as in published
     checkpoints; transformers 5 would write it to a file of its own.
     """
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     added = {

@@ -158,7 +158,7 @@ REQUESTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
             "action": ActionCondition(mode="policy", chunk_size=4, domain_name="fractal"),
             "image": FRAME,
         },
-        "does not know this embodiment; got domain_id 20; expected 0 to 3",
+        "does not know this embodiment; got embodiment 20; expected 0 to 3",
     ),
     (
         {},

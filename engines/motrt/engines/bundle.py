@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -225,7 +226,7 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         ExportError: ``target`` exists and may not be replaced, or the disk refuses.
     """
     target = Path(os.path.abspath(target))  # "." has no name, and no place beside it
-    if os.path.lexists(target):
+    if os.path.lexists(target) and not _is_empty_folder(target):
         if not overwrite:
             raise ExportError(
                 "the output exists already",
@@ -251,6 +252,13 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             _swap(folder, target, overwrite=overwrite)
             absent = []
     except OSError as err:
+        if err.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise ExportError(
+                "somebody else has written the output meanwhile; theirs was kept",
+                got=target,
+                expected="one export to a name at a time",
+                fix="Choose another -o.",
+            ) from err
         raise ExportError(
             "cannot write the bundle; nothing was kept",
             got=err.strerror or err,
@@ -264,6 +272,10 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             with suppress(OSError):  # somebody else may have put something there by now
                 for parent in absent:
                     parent.rmdir()
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def _is_bundle(folder: Path) -> bool:

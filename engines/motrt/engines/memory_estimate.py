@@ -1,7 +1,7 @@
 """How much memory a bundle's tensors take at given shapes.
 
-Counted is what every backend must hold. Activations and workspace are not: they depend on the
-backend and its version, and ``motrt bench`` measures them.
+Counted is what every backend must hold, and apart from it the one activation that decides whether
+a clip fits on a CPU: attention's scores. Other activations and workspace depend on the backend.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class MemoryEstimate:
         context: Prompt K/V of one guidance branch.
         context_all: Prompt K/V of all guidance branches.
         latents: One copy of the vision latents, float32; a solver keeps two to four.
+        attention_scores: One layer's scores while a step runs on ONNX Runtime's CPU; in no total,
+            for other backends never write them.
         total: All of it, with weights of its own in each engine.
         total_one_copy: All of it, with shared weights in memory once.
     """
@@ -81,8 +83,21 @@ class MemoryEstimate:
     context: int
     context_all: int
     latents: int
+    attention_scores: int
     total: int
     total_one_copy: int
+
+
+def attention_scores_nbytes(config: ModelConfig, dtype: DType, tokens: int, context: int) -> int:
+    """Return the bytes of one layer's scores of the generator, ``[H, N, U + N]``.
+
+    Args:
+        config: The architecture.
+        dtype: Compute type.
+        tokens: Tokens that are denoised, of all modalities (N).
+        context: Prompt tokens (U).
+    """
+    return config.num_attention_heads * tokens * (context + tokens) * dtype.itemsize
 
 
 def estimate_memory(
@@ -122,6 +137,8 @@ def estimate_memory(
         context=context,
         context_all=context_all,
         latents=latents,
+        attention_scores=shapes.batch
+        * attention_scores_nbytes(config, dtype, shapes.tokens, shapes.context),
         total=total,
         total_one_copy=total - shared,
     )

@@ -69,7 +69,7 @@ class OnnxRuntimeCache:
                 "the K/V cache is full",
                 got=f"{needed} tokens",
                 expected=f"at most {self.capacity}",
-                fix="Open the runtime with a larger capacity, or shorten the prompt.",
+                fix="Open the runtime with a larger capacity (--capacity), or shorten the prompt.",
             )
         if needed <= self.rows:
             return

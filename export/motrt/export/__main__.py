@@ -1,5 +1,5 @@
 """``python -m motrt.export`` is ``motrt``."""
 
-from motrt.export.cli import main
+from motrt.export.entry import main
 
 main()

@@ -73,7 +73,7 @@ def _program(arguments: list[str]) -> Callable[..., Any]:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(epilog="Example: motrt export Cosmos3-Edge -o edge.bundle --precision bf16")(
+    app.callback(epilog="Example: motrt export Cosmos3-Edge -o edge.bundle --precision fp32")(
         _root
     )
     chosen = next((word for word in arguments if not word.startswith("-")), None)

@@ -74,8 +74,8 @@ _GRAPH_BYTES = 64 << 20  # generous estimate of everything but weights, for the 
 
 
 def export_checkpoint(
-    checkpoint: Path,
-    output: Path,
+    checkpoint: str | Path,
+    output: str | Path,
     options: ExportOptions | None = None,
     *,
     progress: Progress = silent,
@@ -98,6 +98,7 @@ def export_checkpoint(
         ContractError: The written graphs fail the lint or the probe (a bug of motrt's).
     """
     options = options or ExportOptions()
+    checkpoint, output = Path(checkpoint), Path(output)
     started = time.perf_counter()
     lowering = lowering_named(options.lowering)
     source = open_checkpoint(checkpoint)

@@ -49,6 +49,10 @@ class TorchBackend:
             self._generator = TorchGenerator(self.bundle)
         return self._generator
 
+    def step_nbytes(self, tokens: int, context: int) -> int:  # noqa: ARG002  the protocol's
+        """Return 0: torch's fused attention never writes its scores."""
+        return 0
+
     def component(self, contract: EngineContract, file: str) -> OnnxRuntimeEngine:
         """Open another graph; there is no PyTorch form of it here."""
         return OnnxRuntimeEngine(contract, self.bundle.path(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines.errors import ConfigError
@@ -12,7 +13,7 @@ from motrt.runtime.stop_strings import StopStrings
 from motrt.runtime.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from motrt.runtime.params import SamplingParams
     from motrt.runtime.text_model import TokenSequence
@@ -33,6 +34,13 @@ def as_messages(prompt: str | Sequence[dict[str, Any]], system: str | None = Non
             "a system text goes with a lone prompt",
             got="messages and a system text",
             expected="the system text as the first message",
+        )
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not is_list or not all(isinstance(message, Mapping) for message in prompt):
+        raise ConfigError(
+            "the prompt is neither text nor messages",
+            got=type(prompt).__name__,
+            expected="one str, or a list of {'role', 'content'}",
         )
     return [dict(message) for message in prompt]
 

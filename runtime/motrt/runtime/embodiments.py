@@ -51,6 +51,6 @@ def embodiment_named(name: str) -> Embodiment:
             "unknown embodiment",
             got=name,
             expected=", ".join(EMBODIMENTS),
-            fix="Pass domain_id and raw_action_dim for an embodiment of your own.",
+            fix="For one of your own give its number: domain_id and raw_action_dim, or --domain N.",
         )
     return EMBODIMENTS[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from motrt.runtime.prompts import generation_prompt
 from motrt.runtime.results import GenerationResult
 from motrt.runtime.sampling_plan import plan_run
 from motrt.runtime.schedulers import check_guidance_scale, scheduler_from_config
+from motrt.runtime.step_memory import check_step_memory
 from motrt.runtime.text_model import TokenSequence
 
 if TYPE_CHECKING:
@@ -73,7 +75,15 @@ class GenerationRun:
         positive_ids, negative_ids = self._prompt_ids(prompt, params, given, history)
         for ids in (positive_ids, negative_ids):
             self.text.check_length(len(ids))
-        plan = plan_run(self.bundle, self.vae, params, given)
+        plan = plan_run(
+            self.bundle,
+            self.vae,
+            params,
+            given,
+            partial(
+                check_step_memory, self.backend, context=max(len(positive_ids), len(negative_ids))
+            ),
+        )
         random = np.random.RandomState(params.seed)
         latents = plan.start(random, given.latents)
         encoded = time.perf_counter()

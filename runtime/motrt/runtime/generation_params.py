@@ -133,15 +133,19 @@ class ActionCondition:
                 object.__setattr__(self, "raw_action_dim", found.raw_action_dim)
         actions = self.raw_actions
         if (self.mode == "forward_dynamics") != (actions is not None):
-            raise _wrong("raw_actions", "none" if actions is None else "some", _ACTIONS[self.mode])
+            raise _wrong(
+                "the given actions", "none" if actions is None else "some", _ACTIONS[self.mode]
+            )
         if actions is not None:
             width = self.raw_action_dim
             if actions.ndim != 2 or not len(actions) or width not in (None, actions.shape[1]):
                 raise _wrong(
-                    "raw_actions", list(actions.shape), f"[T, {width or 'width'}], T >= 1"
+                    "the shape of the actions",
+                    list(actions.shape),
+                    f"[T, {width or 'width'}], T >= 1",
                 )
             if not np.isfinite(actions).all():
-                raise _wrong("raw_actions", "NaN or infinity", "finite numbers")
+                raise _wrong("the given actions", "NaN or infinity", "finite numbers")
 
 
 _ACTIONS = {

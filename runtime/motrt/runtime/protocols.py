@@ -82,6 +82,14 @@ class Backend(Protocol):
     def generator(self) -> GeneratorEngine:
         """Return the denoiser, opened if need be."""
 
+    def step_nbytes(self, tokens: int, context: int) -> int:
+        """Return the bytes of the largest buffer of a denoise step in main memory; 0 if unknown.
+
+        Args:
+            tokens: Tokens that are denoised, of all modalities.
+            context: Prompt tokens.
+        """
+
     def component(self, contract: EngineContract, file: str) -> Graph:
         """Open another graph of the bundle."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,10 +12,11 @@ import numpy as np
 from motrt.engines.errors import BundleError, ConfigError
 from motrt.runtime.images import conditioning_image
 from motrt.runtime.network import Sample, temporal_factor
+from motrt.runtime.patches import patch_grid
 from motrt.runtime.video import conditioning_frames, frames_needed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from motrt.runtime.latents_file import Latents as GivenLatents
     from motrt.runtime.vae import Vae
     from motrt.runtime.video import ClipSource, Keep
+
+logger = logging.getLogger(__name__)
 
 _SPATIAL_FACTOR = 16  # of every published VAE; used only where the bundle has none
 _SAMPLES_PER_SECOND = 48000  # of every published sound tokenizer
@@ -79,9 +84,20 @@ class Plan:
 
 
 def plan_run(
-    bundle: Bundle, vae: Vae | None, params: GenerationParams, given: Conditioning
+    bundle: Bundle,
+    vae: Vae | None,
+    params: GenerationParams,
+    given: Conditioning,
+    check_tokens: Callable[[int], None],
 ) -> Plan:
     """Check a request against the bundle, encode what is given, and lay out the latents.
+
+    Args:
+        bundle: The bundle.
+        vae: Its VAE, or None.
+        params: The request.
+        given: The rest of it.
+        check_tokens: Told how many tokens are denoised, before anything is encoded.
 
     Raises:
         ConfigError: Sizes that the VAE cannot make, contradicting or missing conditions.
@@ -103,12 +119,12 @@ def plan_run(
         noisy["sound"] = np.ones((1, count), np.float32)
         clean["sound"] = np.zeros(shapes["sound"], np.float32)
     if action is not None:
-        width = action.raw_action_dim or (model.action_dim or 0)
+        channels = action.raw_action_dim or (model.action_dim or 0)
         shapes["action"] = (action.chunk_size, model.action_dim or 0)
         clean["action"] = np.zeros(shapes["action"], np.float32)
         noisy["action"] = np.zeros(shapes["action"], np.float32)
         if action.raw_actions is None:
-            noisy["action"][:, :width] = 1
+            noisy["action"][:, :channels] = 1
         else:
             clean["action"][:, : action.raw_actions.shape[1]] = _fit(action)
     own = _given_latents(given.latents)
@@ -120,6 +136,10 @@ def plan_run(
                 expected=list(shapes[name]) if name in shapes else "none",
                 fix="Pass latents of the size that height, width and num_frames give.",
             )
+    others = sum(
+        shapes[name][axis] for name, axis in (("sound", 1), ("action", 0)) if name in shapes
+    )
+    check_tokens(math.prod(patch_grid(frames, height, width, model.latent_patch_size)) + others)
     fixed = _clean_frames(given, frames, num_frames)
     if fixed or given.video is not None:  # a clip that fixes nothing is refused there
         encoded = _encode(bundle, vae, params, given, num_frames)
@@ -174,10 +194,10 @@ def _check_request(
     if action is not None and given.image is None and given.video is None:
         raise ConfigError(
             f"{action.mode} needs something to look at",
-            expected="video=" if action.mode == "inverse_dynamics" else "image= or video=",
+            expected="a video" if action.mode == "inverse_dynamics" else "an image or a video",
         )
     if action is not None and action.mode == "inverse_dynamics" and given.video is None:
-        raise ConfigError("inverse_dynamics reads a clip", got="image=", expected="video=")
+        raise ConfigError("inverse_dynamics reads a clip", got="an image", expected="a video")
 
 
 def _latent_size(
@@ -254,7 +274,7 @@ def _check_domain(bundle: Bundle, action: ActionCondition) -> int:
     if not 0 <= domain < model.num_embodiment_domains:
         raise ConfigError(
             "the checkpoint does not know this embodiment",
-            got=f"domain_id {domain}",
+            got=f"embodiment {domain}",
             expected=f"0 to {model.num_embodiment_domains - 1}",
         )
     raw = action.raw_action_dim
@@ -270,6 +290,14 @@ def _check_domain(bundle: Bundle, action: ActionCondition) -> int:
 
 def _fit(action: ActionCondition) -> Array:
     """Return the given actions as exactly one chunk: cut, or the last one repeated."""
-    actions = np.asarray(action.raw_actions, np.float32)[: action.chunk_size]
+    given = np.asarray(action.raw_actions, np.float32)
+    actions = given[: action.chunk_size]
     missing = action.chunk_size - len(actions)
+    if len(given) != action.chunk_size:
+        logger.warning(
+            "%d actions were given for a chunk of %d: %s",
+            len(given),
+            action.chunk_size,
+            "the last is repeated" if missing else "the rest is left out",
+        )
     return np.concatenate([actions, np.repeat(actions[-1:], missing, axis=0)])

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from motrt.engines.bundle import Bundle
 from motrt.engines.errors import BundleError, ConfigError, ExecutionError
@@ -19,6 +19,7 @@ from motrt.runtime.generating import GenerationRun
 from motrt.runtime.generation_params import ActionCondition, GenerationParams
 from motrt.runtime.latents_file import load_latents
 from motrt.runtime.params import SamplingParams
+from motrt.runtime.results import ReasonResult
 from motrt.runtime.sampling_plan import Conditioning
 from motrt.runtime.text_model import TextModel, TokenSequence
 from motrt.runtime.tokenizer import Tokenizer
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from motrt.runtime.images import ImageSource
     from motrt.runtime.latents_file import Latents
     from motrt.runtime.protocols import Backend, Graph
-    from motrt.runtime.results import GenerationResult, ReasonResult
+    from motrt.runtime.results import GenerationResult
     from motrt.runtime.video import ClipSource, Keep
 
+_T = TypeVar("_T")
 OutputFilter = Callable[["Array"], "Array"]
 
 
@@ -166,9 +168,8 @@ class Runtime:
         system: str | None = None,
     ) -> ReasonStream:
         """Answer piece by piece; see :meth:`reason`."""
-        stream = ReasonStream(
-            self._answer(as_messages(prompt, system), params or SamplingParams())
-        )
+        params = SamplingParams() if params is None else _a(SamplingParams, "params", params)
+        stream = ReasonStream(self._answer(as_messages(prompt, system), params))
         self._streams.add(stream)
         return stream
 
@@ -207,7 +208,11 @@ class Runtime:
             ConfigError: The request makes no sense; found before anything is computed.
             ExecutionError: An engine failed, gave NaN, or is busy.
         """
-        params = params or GenerationParams()
+        params = GenerationParams() if params is None else _a(GenerationParams, "params", params)
+        if history is not None:
+            _a(ReasonResult, "history", history)
+        if action is not None:
+            _a(ActionCondition, "action", action)
         given = Conditioning(
             image,
             video,
@@ -354,3 +359,11 @@ class Runtime:
                 expected="one call at a time",
                 fix="Read the stream to its end, or close it.",
             )
+
+
+def _a(kind: type[_T], name: str, value: object) -> _T:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"{name} is of the wrong kind", got=type(value).__name__, expected=kind.__name__
+        )
+    return value

@@ -92,7 +92,7 @@ class TextModel:
                 "the prompt is longer than the K/V cache",
                 got=f"{count} tokens" + (f" and {new} new ones" if new else ""),
                 expected=f"at most {self.capacity}",
-                fix="Shorten the prompt, or open the runtime with a larger capacity.",
+                fix="Shorten the prompt, or open the runtime with a larger capacity (--capacity).",
             )
 
 

@@ -8,6 +8,7 @@ Source: diffusers ``VideoProcessor.preprocess_video``, and ``Cosmos3OmniPipeline
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import deque
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import Array
 
     Floats = npt.NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 ClipSource: TypeAlias = "str | os.PathLike[str] | Array | Iterable[Image | Array]"
 Frame: TypeAlias = "Image | Floats"
@@ -150,12 +153,24 @@ def repeat_last(frames: Iterable[_T], num_frames: int) -> Iterator[_T]:
         yield last
 
 
+def _told_if_short(frames: Iterable[_T], count: int) -> Iterator[_T]:
+    """Pass frames on, and say so if there are fewer than are needed."""
+    passed = 0
+    for frame in frames:
+        passed += 1
+        yield frame
+    if passed < count:
+        logger.warning("the clip has %d frames of %d; its last is repeated", passed, count)
+
+
 def _conditioning(
     frames: Frames, count: int, keep: Keep, num_frames: int, size: tuple[int, int]
 ) -> Iterator[Floats]:
     with closing(frames):
         chosen = islice(frames, count) if keep == "first" else deque(frames, maxlen=count)
-        yield from repeat_last((preprocess_frame(frame, *size) for frame in chosen), num_frames)
+        yield from repeat_last(
+            (preprocess_frame(frame, *size) for frame in _told_if_short(chosen, count)), num_frames
+        )
 
 
 def _read_path(path: Path) -> Frames:

@@ -197,6 +197,11 @@ def _memory(inspection: Inspection) -> Iterator[tuple[str, str, str]]:
         ("context K/V", memory.context, "of one guidance branch"),
         ("context K/V", memory.context_all, f"of {branches} guidance branches"),
         ("latents", memory.latents, "float32, one copy; a solver keeps two to four"),
+        (
+            "attention scores",
+            memory.attention_scores,
+            "besides the sums: of one layer, ONNX Runtime's CPU only",
+        ),
         ("total", memory.total, "without activations and workspace of the backend"),
     ]
     if memory.shared_weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,12 +19,11 @@ from motrt.engines.commands.console import (
 from motrt.engines.contract import Modality
 from motrt.engines.dtypes import Precision
 from motrt.engines.errors import ConfigError
-from motrt.engines.manifest import LOWERINGS
 from motrt.export.pipeline import export_checkpoint
 from motrt.export.result import ExportOptions, ExportResult
 
 HELP = "Write a checkpoint as a bundle: two graphs over one weights store."
-EXAMPLE = "Example: motrt export Cosmos3-Edge -o edge.bundle --precision bf16 --lowering portable"
+EXAMPLE = "Example: motrt export Cosmos3-Edge -o edge.bundle --precision fp32"
 
 
 def command(
@@ -36,7 +35,8 @@ def command(
         Precision, typer.Option(help="Compute type; other weights are cast into one new file.")
     ] = Precision.FP32,
     lowering: Annotated[
-        str, typer.Option(help="native: opset 24. portable: opset 18 (JetPack 6, older runtimes).")
+        Literal["native", "portable"],
+        typer.Option(help="native: opset 24. portable: opset 18 (JetPack 6, older runtimes)."),
     ] = "native",
     modalities: Annotated[
         str | None,
@@ -50,24 +50,21 @@ def command(
         bool, typer.Option("--overwrite", help="Replace a bundle that is already there.")
     ] = False,
     probe: Annotated[
-        str, typer.Option(help="Run the finished graphs once: auto (up to 1 GiB), always, never.")
+        Literal["auto", "always", "never"],
+        typer.Option(help="Run the finished graphs once; auto: up to 1 GiB."),
     ] = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Export; the program prints what went wrong."""
-    if lowering not in LOWERINGS:
-        raise ConfigError("unknown lowering", got=lowering, expected=" or ".join(LOWERINGS))
-    if probe not in ("auto", "always", "never"):
-        raise ConfigError("unknown --probe", got=probe, expected="auto, always or never")
     options = ExportOptions(
         precision=precision,
         lowering=lowering,
         modalities=_modalities(modalities),
         copy_weights=copy_weights,
         overwrite=overwrite,
-        probe=probe,  # type: ignore[arg-type]  # narrowed just above
+        probe=probe,
     )
     with stage_bars(quiet=quiet or as_json) as progress:
         result = export_checkpoint(checkpoint, output, options, progress=progress)

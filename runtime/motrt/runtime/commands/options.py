@@ -8,11 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from motrt.engines.errors import ConfigError
-from motrt.engines.onnxruntime_backend import RESIDENCIES
+from motrt.engines.onnxruntime_backend import Residency as _Residency
 
-Residency = Annotated[
-    str, typer.Option(help=f"How weights lie in memory: {', '.join(RESIDENCIES)}.")
-]
+Residency = Annotated[_Residency, typer.Option(help="How weights lie in memory.")]
 Capacity = Annotated[int, typer.Option(min=1, help="Most tokens of a conversation or prompt.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Threads inside an operator. (default: the backend's)")

@@ -23,8 +23,9 @@ from motrt.runtime.commands.options import (
     open_options,
 )
 from motrt.runtime.denoise import StepState
-from motrt.runtime.generation_params import ActionCondition, GenerationParams
+from motrt.runtime.generation_params import ActionCondition, ActionMode, GenerationParams
 from motrt.runtime.session import Runtime
+from motrt.runtime.video import Keep
 
 HELP = "Generate an image, a clip, sound latents or actions."
 EXAMPLE = (
@@ -53,12 +54,9 @@ def command(
     condition_frames: Annotated[
         str, typer.Option(help="Latent frames that --video fixes, comma between.")
     ] = "0,1",
-    keep: Annotated[
-        str, typer.Option(help="Which end of --video counts: first or last.")
-    ] = "first",
+    keep: Annotated[Keep, typer.Option(help="Which end of a longer --video counts.")] = "first",
     action_mode: Annotated[
-        str | None,
-        typer.Option(help="forward_dynamics, inverse_dynamics or policy."),
+        ActionMode | None, typer.Option(help="What is given and what is asked for.")
     ] = None,
     domain: Annotated[
         str, typer.Option(help="Embodiment of the actions: a public name, or a number.")
@@ -142,7 +140,7 @@ def command(
             image=image,
             video=video,
             condition_frame_indexes=indexes,
-            condition_video_keep=keep,  # type: ignore[arg-type]  # checked by generate
+            condition_video_keep=keep,
             action=condition,
             latents=latents,
             callback_on_step_end=advance,
@@ -168,7 +166,7 @@ def command(
         )
     else:
         words().print(
-            f"{', '.join(map(str, files))}: {shape[0]} frames of {height} x {width}, seed {seed}; "
+            f"{', '.join(map(str, files))}: {shape[0]} frame{'s' * (shape[0] > 1)} of {height} x {width}, seed {seed}; "
             f"prompt {timings['prompt']:.2f} s, {timings['steps']:.0f} steps in "
             f"{timings['denoise']:.2f} s, saved in {timings['save']:.2f} s",
             soft_wrap=True,
@@ -176,7 +174,7 @@ def command(
 
 
 def _action(
-    mode: str | None, domain: str, actions: Path | None, chunk_size: int, view_point: str
+    mode: ActionMode | None, domain: str, actions: Path | None, chunk_size: int, view_point: str
 ) -> ActionCondition | None:
     if mode is None:
         if actions is not None:
@@ -184,7 +182,7 @@ def _action(
         return None
     by_number = domain.isdecimal()
     return ActionCondition(
-        mode=mode,  # type: ignore[arg-type]  # checked by the class
+        mode=mode,
         chunk_size=chunk_size,
         domain_id=int(domain) if by_number else None,
         domain_name=None if by_number else domain,

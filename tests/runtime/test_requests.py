@@ -1,0 +1,98 @@
+"""Requests of the wrong kind, too large, or of another length than what goes with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from conftest import BundleFactory
+from motrt.engines.errors import ConfigError
+from motrt.engines.host import Memory
+from motrt.engines.memory_estimate import attention_scores_nbytes
+from motrt.runtime import ActionCondition, GenerationParams, Runtime, step_memory
+
+SMALL: dict[str, Any] = {"num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def runtime(bundle: BundleFactory) -> Iterator[Runtime]:
+    with Runtime.open(bundle("nano-like"), threads=1) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"bytes", ["text"], {"role": "user"}])
+def test_a_prompt_of_another_kind_is_refused(runtime: Runtime, prompt: Any) -> None:
+    with pytest.raises(ConfigError, match="neither text nor messages"):
+        runtime.reason(prompt)
+
+
+def test_arguments_of_another_kind_are_refused(runtime: Runtime) -> None:
+    wrong: Any = "hi"
+    for name in ("params", "history", "action"):
+        with pytest.raises(ConfigError, match=f"{name} is of the wrong kind; got str"):
+            runtime.generate("x", **{name: wrong})
+    with pytest.raises(ConfigError, match="params is of the wrong kind"):
+        runtime.reason("x", wrong)
+    with pytest.raises(ConfigError, match="prompt is no text"):
+        runtime.generate(None)  # type: ignore[arg-type]
+
+
+def test_a_step_that_cannot_fit_is_refused_before_it_is_begun(runtime: Runtime) -> None:
+    config = runtime.bundle.manifest.model
+    tokens = 2 * 1 * 1  # two latent frames of 32 x 32
+    needed = attention_scores_nbytes(config, runtime.bundle.dtype, tokens, 0)
+
+    def free(size: int) -> Any:
+        return mock.patch.object(
+            step_memory, "probe_memory", return_value=Memory(10**12, size, None, None)
+        )
+
+    calls: list[int] = []
+    with free(needed // 2), pytest.raises(ConfigError, match="does not fit") as caught:
+        runtime.generate(
+            "x", GenerationParams(**SMALL), callback_on_step_end=lambda i, *_: calls.append(i)
+        )
+    assert calls == []
+    assert f"{tokens} tokens" in str(caught.value)
+    with free(10**9):
+        runtime.generate("x", GenerationParams(**SMALL))
+
+
+def test_a_system_that_does_not_tell_its_memory_refuses_nothing(runtime: Runtime) -> None:
+    silent = Memory(None, None, None, "no /proc")
+    with mock.patch.object(step_memory, "probe_memory", return_value=silent):
+        runtime.generate("x", GenerationParams(**SMALL))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(2, "the last is repeated"), (9, "the rest is left out"), (4, None)]
+)
+def test_actions_of_another_length_are_told(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, count: int, said: str | None
+) -> None:
+    action = ActionCondition(
+        mode="forward_dynamics",
+        chunk_size=4,
+        domain_id=1,
+        raw_actions=np.zeros((count, 2), np.float32),
+    )
+    with caplog.at_level(logging.WARNING):
+        runtime.generate(
+            "x", GenerationParams(**SMALL), image=np.zeros((32, 32, 3), np.uint8), action=action
+        )
+    assert (said in caplog.text) if said else not caplog.records
+
+
+@pytest.mark.parametrize(("frames", "told"), [(3, True), (5, False)])
+def test_a_short_clip_is_told(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, frames: int, told: bool
+) -> None:
+    clip = np.zeros((frames, 32, 32, 3), np.uint8)
+    with caplog.at_level(logging.WARNING):
+        runtime.generate("x", GenerationParams(**{**SMALL, "num_frames": 9}), video=clip)
+    assert ("has 3 frames of 5" in caplog.text) == told
