@@ -22,7 +22,7 @@ from motrt.export.cli import run
 from motrt.export.pipeline import export_checkpoint
 from motrt.export.result import ExportOptions
 from motrt.runtime.denoise import Guidance
-from motrt.runtime.positions import text_positions
+from motrt.runtime.text_model import TextModel
 from omni_fixtures.checkpoints import build_pipeline
 from omni_fixtures.files import write_json
 
@@ -135,9 +135,11 @@ def test_a_guidance_scale_off_by_a_hundredth_fails(
 def test_a_position_that_skips_at_decode_fails(
     checkpoint: Callable[..., Path], bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = TextModel.text_rotary
     monkeypatch.setattr(
-        "motrt.runtime.text_model.text_positions",
-        lambda start, count: text_positions(start + 3 * (start > 0), count),
+        TextModel,
+        "text_rotary",
+        lambda self, start, count: real(self, start + 3 * (start > 0), count),
     )
     assert _failed(validate(bundle("nano-like"), checkpoint("nano-like"))) == {"text"}
 

@@ -226,9 +226,6 @@ def test_a_value_that_is_broken_where_it_is_cast_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--lowering", "abstract"], "abstract"),
-        (["--lowering", ""], "lowering"),
-        (["--probe", "sometimes"], "sometimes"),
         (["--modalities", "sound"], "sound"),
         (["--modalities", ""], "modality"),
         (["--modalities", "vision,smell"], "smell"),

@@ -96,3 +96,27 @@ def test_a_short_clip_is_told(
     with caplog.at_level(logging.WARNING):
         runtime.generate("x", GenerationParams(**{**SMALL, "num_frames": 9}), video=clip)
     assert ("has 3 frames of 5" in caplog.text) == told
+
+
+def test_clips_go_to_latents_and_back(runtime: Runtime) -> None:
+    clip = np.random.default_rng(0).integers(0, 256, (5, 32, 48, 3)).astype(np.uint8)
+    latents = runtime.encode(clip)
+    assert latents.shape == (1, 48, 2, 2, 3)
+    frames = runtime.decode(latents)
+    assert frames.shape == clip.shape
+    assert frames.dtype == np.uint8
+    assert not np.array_equal(runtime.encode(clip[::-1].copy()), latents)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((5, 32, 32, 3), np.float32), np.zeros(3), None, "clip"]
+)
+def test_what_is_no_clip_is_not_encoded(runtime: Runtime, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="only frames can be encoded"):
+        runtime.encode(wrong)
+
+
+def test_clips_of_a_size_that_cannot_be_are_refused(runtime: Runtime) -> None:
+    for shape in ((4, 32, 32, 3), (5, 30, 32, 3)):
+        with pytest.raises(ConfigError):
+            runtime.encode(np.zeros(shape, np.uint8))

@@ -41,6 +41,7 @@ VERBS: dict[str, Verb] = {
     ),
     "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
     "demo": Verb("motrt.runtime.commands.demo", "Show both modes of a bundle in one process."),
+    "score": Verb("motrt.calibration.commands.score", "Score what the tiny trained model can do."),
     "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
     "bench": Verb("motrt.calibration.commands.bench", "Measure speed and memory against PyTorch."),
     "doctor": Verb("motrt.engines.commands.doctor", "Show what this machine can run."),

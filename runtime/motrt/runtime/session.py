@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import numpy as np
+
 from motrt.engines.bundle import Bundle
 from motrt.engines.errors import BundleError, ConfigError, ExecutionError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
@@ -238,6 +240,43 @@ class Runtime:
                     self._sequence = None  # its cache may hold half a step
                 raise
 
+    def encode(self, clip: Array) -> Array:
+        """Encode a clip to the latents that generations work with.
+
+        Args:
+            clip: uint8 ``[F, H, W, 3]``; F is 1 + n times the VAE's temporal factor.
+
+        Returns:
+            float32 ``[1, C, T, h, w]``, normalized.
+
+        Raises:
+            BundleError: The bundle has no VAE.
+            ConfigError: The clip is of another type, or of a size that the VAE cannot make.
+            ExecutionError: An engine failed, gave NaN, or is busy.
+        """
+        if getattr(clip, "dtype", None) != np.uint8 or clip.ndim != 4 or clip.shape[3] != 3:
+            raise ConfigError(
+                "only frames can be encoded",
+                got=f"{getattr(clip, 'dtype', type(clip).__name__)} {list(np.shape(clip))}",
+                expected="uint8 [frames, height, width, 3]",
+            )
+        with self._busy():
+            return self._vae_or_refuse("clips cannot be encoded").encode(
+                clip.astype(np.float32) / np.float32(127.5) - 1
+            )
+
+    def decode(self, latents: Array) -> Array:
+        """Decode latents ``[1, C, T, h, w]`` to frames, uint8 ``[F, H, W, 3]``, all at once.
+
+        :meth:`GenerationResult.frames` holds one chunk at a time.
+
+        Raises:
+            BundleError: The bundle has no VAE.
+            ConfigError: The latents are of another shape or type, or not finite.
+            ExecutionError: An engine failed, gave NaN, or is busy.
+        """
+        return np.concatenate(list(self._decode(latents)))
+
     @property
     def cache_nbytes(self) -> int:
         """Bytes of the conversation's keys and values now."""
@@ -291,14 +330,7 @@ class Runtime:
                 raise
 
     def _decode(self, latents: Array) -> Iterator[Array]:
-        vae = self._vae_of_bundle()
-        if vae is None:
-            raise BundleError(
-                "latents cannot be decoded",
-                got=f"vae: {self.bundle.manifest.absent.get('vae', 'absent')}",
-                fix="Export a checkpoint that has a vae/ folder, or save the latents as .npz.",
-            )
-        chunks = vae.decode(latents)
+        chunks = self._vae_or_refuse("latents cannot be decoded").decode(latents)
         while True:
             with self._busy():  # chunk by chunk: who reads frames slowly keeps nobody waiting
                 frames = next(chunks, None)
@@ -332,6 +364,16 @@ class Runtime:
 
             self._vae = Vae(config, open_engine)
         return self._vae
+
+    def _vae_or_refuse(self, refusal: str) -> Vae:
+        vae = self._vae_of_bundle()
+        if vae is None:
+            raise BundleError(
+                refusal,
+                got=f"vae: {self.bundle.manifest.absent.get('vae', 'absent')}",
+                fix="Export a checkpoint that has a vae/ folder, or save the latents as .npz.",
+            )
+        return vae
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
