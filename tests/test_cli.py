@@ -77,6 +77,10 @@ def _seconds(command: list[str]) -> float:
         ["export", "a", "-o", "b", "--lowering", "foo"],
         ["export", "a", "-o", "b", "--probe", "maybe"],
         ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--keep", "middle"],
+        ["export", "a", "-o", "b", "--modalities", "smell"],
+        ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--guidance-interval", "1"],
+        ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--condition-frames", "one"],
+        ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--num-frames", "0"],
         ["validate", "a"],
     ],
 )
@@ -89,7 +93,6 @@ def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[
     "arguments",
     [
         ["export", "absent", "-o", "out"],
-        ["export", "absent", "-o", "out", "--modalities", "smell"],
         ["validate", "absent", "--against", "absent"],
         ["inspect", "absent"],
         ["demo", "absent"],
@@ -99,7 +102,6 @@ def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[
         ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4"],
         ["run", "generator", "absent", "--prompt", "x", "-o", "a.txt"],
         ["run", "generator", "absent", "--prompt", "x", "-o", "a.json"],
-        ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4", "--guidance-interval", "1"],
         ["run", "generator", "absent", "--prompt", "x", "-o", "a.mp4", "--actions", "a.json"],
     ],
 )
@@ -211,16 +213,34 @@ def test_demo_loads_no_torch(bundle: Callable[..., Path], tmp_path: Path) -> Non
     assert (tmp_path / "clip.mp4").stat().st_size > 0
 
 
-def test_ctrl_c_while_the_program_loads_is_an_exit_code() -> None:
+@pytest.mark.parametrize("module", ["typer", "numpy", "motrt.runtime.session"])
+def test_ctrl_c_while_the_program_loads_is_an_exit_code(module: str) -> None:
+    # A real signal: numpy's import makes an ImportError of a KeyboardInterrupt.
     code = (
-        "import builtins, sys\n"
+        "import builtins, signal, sys\n"
         "from motrt.export.entry import main\n"
         "real = builtins.__import__\n"
         "def stop(name, *rest):\n"
-        "    if name == 'typer': raise KeyboardInterrupt\n"
+        f"    if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
         "    return real(name, *rest)\n"
         "builtins.__import__ = stop\n"
+        "sys.argv = ['motrt', 'run', 'reasoner', 'absent', '--prompt', 'x']\n"
         "main()\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "interrupted; nothing was begun\n")
+
+
+def test_ctrl_c_is_heard_once_a_verb_is_at_work() -> None:
+    code = (
+        "import signal, sys\n"
+        "from motrt.export import cli\n"
+        "from motrt.export.entry import main\n"
+        "import motrt.engines.commands.doctor as doctor\n"
+        "doctor.probe_platform = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        "sys.argv = ['motrt', 'doctor']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 130
+    assert ended.stderr == "interrupted; nothing half-done was left behind\n"

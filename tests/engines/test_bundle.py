@@ -349,6 +349,18 @@ def test_an_empty_folder_may_become_a_bundle(tmp_path: Path) -> None:
     assert _beside(tmp_path / "b") == ["x"]
 
 
+def test_a_folder_that_cannot_be_listed_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError
+
+    (tmp_path / "b").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ExportError, match="exists already"), new_bundle(tmp_path / "b"):
+        pass
+
+
 def test_what_another_process_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="somebody else"), new_bundle(tmp_path / "b"):
         write_bundle(tmp_path / "b")

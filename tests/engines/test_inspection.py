@@ -195,6 +195,7 @@ def test_memory_is_added_up(tmp_path: Path, kind: str, precision: Precision) -> 
     assert memory.context == 2 * 3 * 2 * 10 * 64 * 2 * size
     assert memory.context_all == 2 * memory.context
     assert memory.latents == 2 * 30 * 192 * 4
+    assert memory.denoise_step_full > 1000 * memory.denoise_step > 0
     weights = {name: amount.nbytes for name, amount in inspection.weights.items()}
     assert memory.reasoner_weights == weights["reasoner"] + weights["both"]
     assert memory.generator_weights == weights["generator"] + weights["both"]

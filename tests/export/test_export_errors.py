@@ -223,25 +223,39 @@ def test_a_value_that_is_broken_where_it_is_cast_is_refused(
         assert "lm_head.weight" in told["message"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--modalities", "sound"], "sound"),
-        (["--modalities", ""], "modality"),
-        (["--modalities", "vision,smell"], "smell"),
-        (["--modalities", "vision,text"], "text"),
-    ],
-)
+@pytest.mark.parametrize(("modalities", "word"), [("sound", "sound"), ("vision,text", "text")])
 def test_options_that_make_no_sense_are_refused(
-    work: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], word: str
+    work: Path, capfd: pytest.CaptureFixture[str], modalities: str, word: str
 ) -> None:
     before = tree(work)
-    code, out, err = _run(capfd, work / "c", "-o", work / "new", *arguments)
+    code, out, err = _run(capfd, work / "c", "-o", work / "new", "--modalities", modalities)
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert word in err
     assert tree(work) == before
+
+
+@pytest.mark.parametrize("modalities", ["", "vision,smell"])
+def test_an_unknown_modality_is_a_usage_error(
+    work: Path, capfd: pytest.CaptureFixture[str], modalities: str
+) -> None:
+    before = tree(work)
+    code, out, err = _run(capfd, work / "c", "-o", work / "new", "--modalities", modalities)
+    assert (code, out) == (2, "")
+    assert "--modalities" in err
+    assert tree(work) == before
+
+
+def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
+    wrong: Any = None
+    with pytest.raises(ConfigError, match="checkpoint is no path; got NoneType"):
+        export_checkpoint(wrong, tmp_path / "b")
+    with pytest.raises(ConfigError, match="output is no path; got NoneType"):
+        export_checkpoint(str(tmp_path), wrong)
+    wrong = "fp32"
+    with pytest.raises(ConfigError, match="options is of the wrong kind; got str"):
+        export_checkpoint(str(tmp_path), str(tmp_path / "b"), wrong)
 
 
 def test_modalities_that_the_checkpoint_lacks_are_refused(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -11,10 +14,18 @@ import numpy as np
 import pytest
 
 from conftest import BundleFactory
+from motrt.engines import Bundle, DType, open_checkpoint
 from motrt.engines.errors import ConfigError
 from motrt.engines.host import Memory
-from motrt.engines.memory_estimate import attention_scores_nbytes
+from motrt.engines.memory_estimate import (
+    FULL_CLIP_TOKENS,
+    decode_chunk_nbytes,
+    denoise_step_nbytes,
+)
+from motrt.engines.vae_config import VaeConfig
+from motrt.export.cli import run
 from motrt.runtime import ActionCondition, GenerationParams, Runtime, step_memory
+from motrt.runtime.patches import patch_grid
 
 SMALL: dict[str, Any] = {"num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
 
@@ -42,10 +53,23 @@ def test_arguments_of_another_kind_are_refused(runtime: Runtime) -> None:
         runtime.generate(None)  # type: ignore[arg-type]
 
 
+def test_things_of_another_kind_are_refused(runtime: Runtime, bundle: BundleFactory) -> None:
+    wrong: Any = 5
+    for name, said in (("video", "clip is of another kind"), ("latents", "of the wrong kind")):
+        with pytest.raises(ConfigError, match=said):
+            runtime.generate("x", GenerationParams(**SMALL), **{name: wrong})
+    with pytest.raises(ConfigError, match="guidance_interval cannot be right; got 5"):
+        GenerationParams(guidance_interval=wrong)
+    for opened in (Runtime.open, Bundle.open, open_checkpoint):
+        with pytest.raises(ConfigError, match="is no path; got int; expected str or Path"):
+            opened(wrong)
+    assert Bundle.open(str(bundle("nano-like"))).root == bundle("nano-like")
+
+
 def test_a_step_that_cannot_fit_is_refused_before_it_is_begun(runtime: Runtime) -> None:
     config = runtime.bundle.manifest.model
     tokens = 2 * 1 * 1  # two latent frames of 32 x 32
-    needed = attention_scores_nbytes(config, runtime.bundle.dtype, tokens, 0)
+    needed = denoise_step_nbytes(config, runtime.bundle.dtype, "native", tokens, 0)
 
     def free(size: int) -> Any:
         return mock.patch.object(
@@ -61,6 +85,49 @@ def test_a_step_that_cannot_fit_is_refused_before_it_is_begun(runtime: Runtime) 
     assert f"{tokens} tokens" in str(caught.value)
     with free(10**9):
         runtime.generate("x", GenerationParams(**SMALL))
+
+
+def test_a_step_is_estimated_by_what_was_measured(runtime: Runtime) -> None:
+    """Growth of peak memory in MiB of this fixture's first step, 60 prompt tokens, one process each."""
+    config = runtime.bundle.manifest.model
+    measured = {
+        ("native", DType.FLOAT32): {4096: 356, 8192: 1255},
+        ("portable", DType.FLOAT32): {4096: 631, 8192: 2356},
+        ("native", DType.FLOAT16): {4096: 437, 8192: 2190},
+        ("portable", DType.FLOAT16): {4096: 629, 8192: 2353},
+    }
+    for (lowering, dtype), growths in measured.items():
+        for tokens, growth in growths.items():
+            needed = denoise_step_nbytes(config, dtype, lowering, tokens, 60) / 2**20
+            assert growth / 1.5 < needed < growth
+
+
+def test_a_chunk_of_pictures_is_estimated_by_what_was_measured(bundle: BundleFactory) -> None:
+    """Growth of peak memory in MiB while three chunks, or one picture, were decoded."""
+    record = Bundle.open(bundle("nano-like")).manifest.components["vae"]["config"]
+    measured = {(9, 256, 512): 369, (9, 512, 512): 696, (1, 512, 512): 168}
+    for size, growth in measured.items():
+        needed = decode_chunk_nbytes(VaeConfig.from_dict(record), *size) / 2**20
+        assert growth / 1.25 < needed < growth
+
+
+def test_the_full_clip_is_the_default_of_a_generation() -> None:
+    params = GenerationParams()
+    grid = patch_grid((params.num_frames - 1) // 4 + 1, params.height // 16, params.width // 16, 2)
+    assert math.prod(grid) == FULL_CLIP_TOKENS
+
+
+def test_pictures_that_cannot_be_decoded_are_refused_before_the_work(
+    bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "generator", str(bundle("nano-like")), "--prompt", "x", "--json"]
+    size = ["--num-frames", "5", "--height", "32", "--width", "32", "--num-inference-steps", "1"]
+    tight = Memory(10**12, 2_000_000, None, None)  # a chunk of 32 x 32 pixels takes 2.7 MB
+    with mock.patch.object(step_memory, "probe_memory", return_value=tight):
+        assert run([*command, *size, "-o", str(tmp_path / "a.gif")]) == 1
+        assert "32 x 32 pixels" in json.loads(capsys.readouterr().out)["error"]["got"]
+        assert run([*command, *size, "-o", str(tmp_path / "a.npz")]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_a_system_that_does_not_tell_its_memory_refuses_nothing(runtime: Runtime) -> None:
@@ -96,6 +163,19 @@ def test_a_short_clip_is_told(
     with caplog.at_level(logging.WARNING):
         runtime.generate("x", GenerationParams(**{**SMALL, "num_frames": 9}), video=clip)
     assert ("has 3 frames of 5" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"), [(9, None), (12, "has more frames than 9"), (6, "has 6 frames of 9")]
+)
+def test_a_clip_that_is_read_whole_is_told_of_another_length(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, frames: int, said: str | None
+) -> None:
+    action = ActionCondition(mode="inverse_dynamics", chunk_size=8, domain_id=1)
+    clip = np.zeros((frames, 32, 32, 3), np.uint8)
+    with caplog.at_level(logging.WARNING):
+        runtime.generate("x", GenerationParams(**SMALL), video=clip, action=action)
+    assert (said in caplog.text) if said else not caplog.records
 
 
 def test_clips_go_to_latents_and_back(runtime: Runtime) -> None:

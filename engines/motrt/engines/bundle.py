@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from motrt.engines.arguments import as_path
 from motrt.engines.contract import (
     EngineContract,
     Modality,
@@ -45,13 +46,15 @@ class Bundle:
     manifest: Manifest
 
     @classmethod
-    def open(cls, root: Path) -> Bundle:
+    def open(cls, root: str | Path) -> Bundle:
         """Open a bundle.
 
         Raises:
             BundleError: It is absent, damaged, newer than this motrt, or reaches outside its
                 folder.
+            ConfigError: ``root`` is no path.
         """
+        root = as_path("the bundle", root)
         path = root / MANIFEST
         if not os.path.isfile(path):  # Path.is_file raises where a name is too long
             raise BundleError(
@@ -275,7 +278,9 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    with suppress(OSError):  # one that cannot be listed is not known to be empty
+        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    return False
 
 
 def _is_bundle(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from motrt.engines.arguments import as_path
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import CheckpointError
 from motrt.engines.model_config import ModelConfig
@@ -50,14 +51,15 @@ class Checkpoint:
     pipeline: dict[str, Any]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> Checkpoint:
     """Locate a checkpoint and account for every tensor of its transformer.
 
     Raises:
         CheckpointError: Nothing there, damaged files, or tensors that do not fit the config;
             all missing, unexpected and misshapen ones are named at once.
-        ConfigError: The config has unknown keys or impossible values.
+        ConfigError: The config has unknown keys or impossible values, or ``path`` is no path.
     """
+    path = as_path("the checkpoint", path)
     if not os.path.isdir(path):  # Path.is_dir raises where a name is too long
         raise CheckpointError(
             "there is no checkpoint",

@@ -217,6 +217,7 @@ def inspect_bundle(bundle: Bundle, shapes: Shapes | None = None) -> Inspection:
             manifest.model,
             bundle.dtype,
             shapes or Shapes(),
+            lowering=manifest.lowering,
             weights={part: weights[part.value].nbytes for part in Part},
             other=sum(component.weights.nbytes for component in components.values()),
         ),

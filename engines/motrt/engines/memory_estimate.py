@@ -1,7 +1,8 @@
 """How much memory a bundle's tensors take at given shapes.
 
-Counted is what every backend must hold, and apart from it the one activation that decides whether
-a clip fits on a CPU: attention's scores. Other activations and workspace depend on the backend.
+Counted is what every backend must hold. Apart from it stands what ONNX Runtime's CPU needs at least
+for a denoise step and for a chunk of the VAE's decoder. Both are lower bounds, so that nothing is
+refused that would fit: from 512 tokens on, tiny models' peak memory grew by 1.1 to 2 times as much.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from motrt.engines.model_config import ModelConfig
+    from motrt.engines.vae_config import VaeConfig
+
+# A clip of 189 frames of 1280x720, what is made if nothing else is asked for.
+FULL_CLIP_TOKENS = 44_160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +71,9 @@ class MemoryEstimate:
         context: Prompt K/V of one guidance branch.
         context_all: Prompt K/V of all guidance branches.
         latents: One copy of the vision latents, float32; a solver keeps two to four.
-        attention_scores: One layer's scores while a step runs on ONNX Runtime's CPU; in no total,
-            for other backends never write them.
+        denoise_step: Least activations of a step on ONNX Runtime's CPU; in no total, for other
+            backends never write attention's scores.
+        denoise_step_full: The same for a clip of 189 frames of 1280x720.
         total: All of it, with weights of its own in each engine.
         total_one_copy: All of it, with shared weights in memory once.
     """
@@ -83,25 +89,58 @@ class MemoryEstimate:
     context: int
     context_all: int
     latents: int
-    attention_scores: int
+    denoise_step: int
+    denoise_step_full: int
     total: int
     total_one_copy: int
 
 
-def attention_scores_nbytes(config: ModelConfig, dtype: DType, tokens: int, context: int) -> int:
-    """Return the bytes of one layer's scores of the generator, ``[H, N, U + N]``.
+def denoise_step_nbytes(
+    config: ModelConfig, dtype: DType, lowering: str, tokens: int, context: int
+) -> int:
+    """Return the least bytes of activations of a generator's step on ONNX Runtime's CPU.
+
+    Counted are one layer's scores ``[H, N, U + N]`` and seven states of each token. The kernels
+    write all heads' scores at once, in blocks of queries too, and in float32: once (native), with a
+    copy in 16 bits (native), or before and after the softmax (portable).
 
     Args:
         config: The architecture.
         dtype: Compute type.
+        lowering: ``native`` or ``portable``.
         tokens: Tokens that are denoised, of all modalities (N).
         context: Prompt tokens (U).
     """
-    return config.num_attention_heads * tokens * (context + tokens) * dtype.itemsize
+    copies_nbytes = 8 if lowering == "portable" else 4
+    if lowering == "native" and dtype is not DType.FLOAT32:
+        copies_nbytes += dtype.itemsize
+    heads = config.num_attention_heads
+    scores = heads * tokens * (context + tokens) * copies_nbytes
+    # Residual, normed, output; query thrice and its result. The MLP comes when scores are free.
+    states = tokens * (3 * config.hidden_size + 4 * heads * config.head_dim) * dtype.itemsize
+    return scores + states
+
+
+def decode_chunk_nbytes(config: VaeConfig, num_frames: int, height: int, width: int) -> int:
+    """Return the least bytes of activations of the VAE's decoder on ONNX Runtime's CPU.
+
+    Its last stage unfolds each 3x3x3 neighbourhood of a chunk's frames. Measured on the 2.2 form.
+    """
+    frames = config.temporal_factor if num_frames > 1 else 1
+    channels = (config.decoder_base_dim or config.base_dim) * config.dim_mult[0]
+    taps = 27
+    places = frames * (height // config.patch) * (width // config.patch)
+    return taps * channels * places * DType.FLOAT32.itemsize
 
 
 def estimate_memory(
-    config: ModelConfig, dtype: DType, shapes: Shapes, *, weights: Mapping[Part, int], other: int
+    config: ModelConfig,
+    dtype: DType,
+    shapes: Shapes,
+    *,
+    lowering: str,
+    weights: Mapping[Part, int],
+    other: int,
 ) -> MemoryEstimate:
     """Add up.
 
@@ -109,6 +148,7 @@ def estimate_memory(
         config: The architecture.
         dtype: Compute type, which the caches have too.
         shapes: Sizes of a run.
+        lowering: ``native`` or ``portable``.
         weights: Bytes of the tensors that each reader alone, or both, read.
         other: Bytes of the weights of everything but the transformer.
     """
@@ -125,6 +165,10 @@ def estimate_memory(
     latents = shapes.batch * shapes.tokens * patch
     run = kv_cache + key_cache + context_all + latents
     total = weights[Part.HOST] + reasoner + generator + other + run
+    step, full = (
+        shapes.batch * denoise_step_nbytes(config, dtype, lowering, tokens, shapes.context)
+        for tokens in (shapes.tokens, FULL_CLIP_TOKENS)
+    )
     return MemoryEstimate(
         shapes=shapes,
         host_weights=weights[Part.HOST],
@@ -137,8 +181,8 @@ def estimate_memory(
         context=context,
         context_all=context_all,
         latents=latents,
-        attention_scores=shapes.batch
-        * attention_scores_nbytes(config, dtype, shapes.tokens, shapes.context),
+        denoise_step=step,
+        denoise_step_full=full,
         total=total,
         total_one_copy=total - shared,
     )

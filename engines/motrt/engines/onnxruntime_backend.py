@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from motrt.engines._onnxruntime import onnxruntime
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import ConfigError, ExecutionError
-from motrt.engines.memory_estimate import attention_scores_nbytes
+from motrt.engines.memory_estimate import denoise_step_nbytes
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine, check_providers, open_session
 from motrt.engines.onnxruntime_towers import OnnxRuntimeGenerator, OnnxRuntimeReasoner
 
@@ -104,15 +104,16 @@ class OnnxRuntimeBackend:
         return self._generator
 
     def step_nbytes(self, tokens: int, context: int) -> int:
-        """Return the bytes of the largest buffer of one denoise step in main memory.
+        """Return the least bytes of activations of one denoise step in main memory.
 
-        The CPU's attention writes the scores of all heads, whatever the lowering; GPUs have
-        memory of their own and fused kernels: 0.
+        GPUs have memory of their own and fused kernels: 0.
         """
         if self._providers != ("CPUExecutionProvider",):
             return 0
         manifest = self.bundle.manifest
-        return attention_scores_nbytes(manifest.model, self.bundle.dtype, tokens, context)
+        return denoise_step_nbytes(
+            manifest.model, self.bundle.dtype, manifest.lowering, tokens, context
+        )
 
     def component(self, contract: EngineContract, file: str) -> OnnxRuntimeEngine:
         """Open another graph of the bundle."""

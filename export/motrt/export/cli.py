@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from motrt.engines.errors import MissingDependencyError, MotrtError
+from motrt.export.entry import EXIT_INTERRUPTED, hear_interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-EXIT_INTERRUPTED = 130
 _INTERRUPTED = "interrupted; nothing half-done was left behind"
 
 
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
         _program(arguments)(arguments, prog_name="motrt")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:  # while the verb was still being imported
+    except KeyboardInterrupt:  # `kill`, while the verb was still being imported
         print(_INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0
@@ -143,6 +143,7 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def call(**options: Any) -> None:
+        hear_interrupts()
         try:
             code = command(**options) or 0
         except MotrtError as err:

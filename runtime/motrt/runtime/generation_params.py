@@ -78,9 +78,10 @@ class GenerationParams:
         if not is_whole or not 0 <= self.seed < 2**32:
             raise _wrong("seed", self.seed, "0 to 2**32 - 1")
         if self.guidance_interval is not None:
-            low, high = self.guidance_interval
-            if not 0 <= low < high:
-                raise _wrong("guidance_interval", self.guidance_interval, "0 <= low < high")
+            pair = self.guidance_interval
+            is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+            if not is_pair or not 0 <= pair[0] < pair[1]:
+                raise _wrong("guidance_interval", pair, "two numbers, 0 <= low < high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +150,7 @@ class ActionCondition:
 
 
 _ACTIONS = {
-    "forward_dynamics": "the actions that drive the clip",
+    "forward_dynamics": "the actions that drive the clip (--actions)",
     "inverse_dynamics": "none: they are what is asked for",
     "policy": "none: they are what is asked for",
 }

@@ -83,7 +83,7 @@ class Backend(Protocol):
         """Return the denoiser, opened if need be."""
 
     def step_nbytes(self, tokens: int, context: int) -> int:
-        """Return the bytes of the largest buffer of a denoise step in main memory; 0 if unknown.
+        """Return the least bytes of a denoise step's activations in main memory; 0 if unknown.
 
         Args:
             tokens: Tokens that are denoised, of all modalities.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from motrt.engines.errors import BundleError, ConfigError
+from motrt.runtime.bundle_vae import required_vae
 from motrt.runtime.images import conditioning_image
 from motrt.runtime.network import Sample, temporal_factor
 from motrt.runtime.patches import patch_grid
@@ -134,7 +135,7 @@ def plan_run(
                 f"the given {name} latents have the wrong shape",
                 got=list(array.shape),
                 expected=list(shapes[name]) if name in shapes else "none",
-                fix="Pass latents of the size that height, width and num_frames give.",
+                fix="Pass latents of the size that height, width and number of frames give.",
             )
     others = sum(
         shapes[name][axis] for name, axis in (("sound", 1), ("action", 0)) if name in shapes
@@ -188,7 +189,9 @@ def _check_request(
         raise ConfigError("an image and a video cannot both start a clip", expected="one of them")
     if given.video is not None and num_frames == 1:
         raise ConfigError(
-            "a video cannot condition a single image", got="num_frames 1", expected="more frames"
+            "a video cannot condition a single image",
+            got="num_frames 1",
+            expected="more frames (--num-frames)",
         )
     action = given.action
     if action is not None and given.image is None and given.video is None:
@@ -235,12 +238,7 @@ def _encode(
     given: Conditioning,
     num_frames: int,
 ) -> Array:
-    if vae is None:
-        raise BundleError(
-            "images and clips cannot be encoded",
-            got=f"vae: {bundle.manifest.absent.get('vae', 'absent')}",
-            fix="Export a checkpoint that has a vae/ folder.",
-        )
+    vae = required_vae(vae, bundle, "images and clips cannot be encoded")
     height, width = params.height, params.width
     latent_frames = vae.latent_frames_of(num_frames)
     if given.video is not None:
@@ -276,6 +274,7 @@ def _check_domain(bundle: Bundle, action: ActionCondition) -> int:
             "the checkpoint does not know this embodiment",
             got=f"embodiment {domain}",
             expected=f"0 to {model.num_embodiment_domains - 1}",
+            fix="Choose one that it was trained for (--domain).",
         )
     raw = action.raw_action_dim
     given = 0 if action.raw_actions is None else action.raw_actions.shape[1]

@@ -7,25 +7,24 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from motrt.engines.bundle import Bundle
-from motrt.engines.errors import BundleError, ConfigError, ExecutionError
+from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
-from motrt.engines.vae_config import VaeConfig
-from motrt.engines.vae_contract import vae_contracts
+from motrt.runtime._arguments import clip_pixels, of_kind
 from motrt.runtime.answering import ReasonStream, answer, as_messages
+from motrt.runtime.bundle_vae import open_vae, required_vae
 from motrt.runtime.generating import GenerationRun
 from motrt.runtime.generation_params import ActionCondition, GenerationParams
-from motrt.runtime.latents_file import load_latents
+from motrt.runtime.latents_file import Latents, load_latents
 from motrt.runtime.params import SamplingParams
 from motrt.runtime.results import ReasonResult
 from motrt.runtime.sampling_plan import Conditioning
 from motrt.runtime.text_model import TextModel, TokenSequence
 from motrt.runtime.tokenizer import Tokenizer
-from motrt.runtime.vae import Vae
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,12 +34,11 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import Array
     from motrt.runtime.denoise import Callback
     from motrt.runtime.images import ImageSource
-    from motrt.runtime.latents_file import Latents
-    from motrt.runtime.protocols import Backend, Graph
+    from motrt.runtime.protocols import Backend
     from motrt.runtime.results import GenerationResult
+    from motrt.runtime.vae import Vae
     from motrt.runtime.video import ClipSource, Keep
 
-_T = TypeVar("_T")
 OutputFilter = Callable[["Array"], "Array"]
 
 
@@ -118,7 +116,7 @@ class Runtime:
             )
         if on_busy not in ("wait", "raise"):
             raise ConfigError("unknown on_busy", got=on_busy, expected="wait or raise")
-        opened = Bundle.open(Path(bundle))
+        opened = Bundle.open(bundle)
         if callable(backend):
             made = backend(opened)
         elif backend == "onnxruntime":
@@ -170,7 +168,7 @@ class Runtime:
         system: str | None = None,
     ) -> ReasonStream:
         """Answer piece by piece; see :meth:`reason`."""
-        params = SamplingParams() if params is None else _a(SamplingParams, "params", params)
+        params = SamplingParams() if params is None else of_kind(SamplingParams, "params", params)
         stream = ReasonStream(self._answer(as_messages(prompt, system), params))
         self._streams.add(stream)
         return stream
@@ -210,18 +208,24 @@ class Runtime:
             ConfigError: The request makes no sense; found before anything is computed.
             ExecutionError: An engine failed, gave NaN, or is busy.
         """
-        params = GenerationParams() if params is None else _a(GenerationParams, "params", params)
+        params = (
+            GenerationParams() if params is None else of_kind(GenerationParams, "params", params)
+        )
         if history is not None:
-            _a(ReasonResult, "history", history)
+            of_kind(ReasonResult, "history", history)
         if action is not None:
-            _a(ActionCondition, "action", action)
+            of_kind(ActionCondition, "action", action)
+        if isinstance(latents, (str, Path)):
+            latents = load_latents(latents)
+        elif latents is not None:
+            of_kind(Latents, "latents", latents)
         given = Conditioning(
             image,
             video,
             tuple(condition_frame_indexes),
             condition_video_keep,
             action,
-            load_latents(latents) if isinstance(latents, (str, Path)) else latents,
+            latents,
         )
         with self._busy():
             run = GenerationRun(
@@ -254,16 +258,9 @@ class Runtime:
             ConfigError: The clip is of another type, or of a size that the VAE cannot make.
             ExecutionError: An engine failed, gave NaN, or is busy.
         """
-        if getattr(clip, "dtype", None) != np.uint8 or clip.ndim != 4 or clip.shape[3] != 3:
-            raise ConfigError(
-                "only frames can be encoded",
-                got=f"{getattr(clip, 'dtype', type(clip).__name__)} {list(np.shape(clip))}",
-                expected="uint8 [frames, height, width, 3]",
-            )
+        pixels = clip_pixels(clip)
         with self._busy():
-            return self._vae_or_refuse("clips cannot be encoded").encode(
-                clip.astype(np.float32) / np.float32(127.5) - 1
-            )
+            return self._vae_or_refuse("clips cannot be encoded").encode(pixels)
 
     def decode(self, latents: Array) -> Array:
         """Decode latents ``[1, C, T, h, w]`` to frames, uint8 ``[F, H, W, 3]``, all at once.
@@ -330,7 +327,9 @@ class Runtime:
                 raise
 
     def _decode(self, latents: Array) -> Iterator[Array]:
-        chunks = self._vae_or_refuse("latents cannot be decoded").decode(latents)
+        chunks = self._vae_or_refuse("latents cannot be decoded, only saved as .npz").decode(
+            latents
+        )
         while True:
             with self._busy():  # chunk by chunk: who reads frames slowly keeps nobody waiting
                 frames = next(chunks, None)
@@ -354,26 +353,12 @@ class Runtime:
         return self._tokenizer
 
     def _vae_of_bundle(self) -> Vae | None:
-        component = self.bundle.manifest.components.get("vae")
-        if self._vae is None and component is not None:
-            config = VaeConfig.from_dict(component["config"])
-            contracts, files = vae_contracts(config), component["graphs"]
-
-            def open_engine(name: str) -> Graph:
-                return self._backend.component(contracts[name], files[name])
-
-            self._vae = Vae(config, open_engine)
+        if self._vae is None:
+            self._vae = open_vae(self.bundle, self._backend)
         return self._vae
 
     def _vae_or_refuse(self, refusal: str) -> Vae:
-        vae = self._vae_of_bundle()
-        if vae is None:
-            raise BundleError(
-                refusal,
-                got=f"vae: {self.bundle.manifest.absent.get('vae', 'absent')}",
-                fix="Export a checkpoint that has a vae/ folder, or save the latents as .npz.",
-            )
-        return vae
+        return required_vae(self._vae_of_bundle(), self.bundle, refusal)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -401,11 +386,3 @@ class Runtime:
                 expected="one call at a time",
                 fix="Read the stream to its end, or close it.",
             )
-
-
-def _a(kind: type[_T], name: str, value: object) -> _T:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"{name} is of the wrong kind", got=type(value).__name__, expected=kind.__name__
-        )
-    return value

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections import deque
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from motrt.runtime.images import open_image
 from motrt.runtime.resampling import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     import numpy.typing as npt
     from PIL.Image import Image
@@ -68,6 +69,12 @@ def read_clip(source: ClipSource) -> Frames:
             )
         if source.dtype.kind == "f":
             return _read_floats(source)
+    if not isinstance(source, Iterable):
+        raise ConfigError(
+            "the clip is of another kind",
+            got=type(source).__name__,
+            expected="a path, an array, or Pillow images",
+        )
     return (_as_image(frame) for frame in source)
 
 
@@ -123,6 +130,7 @@ def conditioning_frames(
             "the conditioning latent frames lie outside the clip",
             got=list(latent_indexes),
             expected=f"numbers from 0 to {latent_frames - 1}, for {num_frames} frames",
+            fix="Choose others (--condition-frames), or make a longer clip (--num-frames).",
         )
     if keep not in ("first", "last"):
         raise ConfigError("unknown part of a clip to keep", got=keep, expected="first or last")
@@ -153,24 +161,31 @@ def repeat_last(frames: Iterable[_T], num_frames: int) -> Iterator[_T]:
         yield last
 
 
-def _told_if_short(frames: Iterable[_T], count: int) -> Iterator[_T]:
-    """Pass frames on, and say so if there are fewer than are needed."""
-    passed = 0
-    for frame in frames:
-        passed += 1
-        yield frame
-    if passed < count:
-        logger.warning("the clip has %d frames of %d; its last is repeated", passed, count)
-
-
 def _conditioning(
     frames: Frames, count: int, keep: Keep, num_frames: int, size: tuple[int, int]
 ) -> Iterator[Floats]:
     with closing(frames):
         chosen = islice(frames, count) if keep == "first" else deque(frames, maxlen=count)
+        rest = frames if count == num_frames else iter(())
         yield from repeat_last(
-            (preprocess_frame(frame, *size) for frame in _told_if_short(chosen, count)), num_frames
+            (preprocess_frame(frame, *size) for frame in _told(chosen, count, rest)), num_frames
         )
+
+
+def _told(chosen: Iterable[_T], count: int, rest: Iterator[object]) -> Iterator[_T]:
+    """Pass frames on, and say so if there are fewer than ``count``, or if any is left over.
+
+    A clip that is to be gone on from may be longer: ``rest`` is then empty, and nothing beyond the
+    conditioning frames is decoded.
+    """
+    passed = 0
+    for frame in chosen:
+        passed += 1
+        if passed == count and next(rest, None) is not None:
+            logger.warning("the clip has more frames than %d; the rest is left out", count)
+        yield frame
+    if passed < count:
+        logger.warning("the clip has %d frames of %d; its last is repeated", passed, count)
 
 
 def _read_path(path: Path) -> Frames:

@@ -197,15 +197,15 @@ def _memory(inspection: Inspection) -> Iterator[tuple[str, str, str]]:
         ("context K/V", memory.context, "of one guidance branch"),
         ("context K/V", memory.context_all, f"of {branches} guidance branches"),
         ("latents", memory.latents, "float32, one copy; a solver keeps two to four"),
-        (
-            "attention scores",
-            memory.attention_scores,
-            "besides the sums: of one layer, ONNX Runtime's CPU only",
-        ),
         ("total", memory.total, "without activations and workspace of the backend"),
     ]
     if memory.shared_weights:
         rows.append(("total", memory.total_one_copy, "with shared weights in memory once"))
+    remark = "on ONNX Runtime's CPU, at least; grows with tokens squared"
+    rows += [
+        ("denoise step", memory.denoise_step, remark),
+        ("denoise step", memory.denoise_step_full, "likewise, of 189 frames of 1280x720"),
+    ]
     for what, count, remark in rows:
         if count:
             yield what, remark, human_bytes(count)

@@ -18,7 +18,6 @@ from motrt.engines.commands.console import (
 )
 from motrt.engines.contract import Modality
 from motrt.engines.dtypes import Precision
-from motrt.engines.errors import ConfigError
 from motrt.export.pipeline import export_checkpoint
 from motrt.export.result import ExportOptions, ExportResult
 
@@ -90,8 +89,8 @@ def _modalities(text: str | None) -> tuple[Modality, ...] | None:
     try:
         return tuple(Modality(word.strip()) for word in text.split(","))
     except ValueError:
-        raise ConfigError(
-            "unknown modality", got=text, expected="a comma list of vision, sound, action"
+        raise typer.BadParameter(
+            f"{text!r} is not a comma list of vision, sound, action.", param_hint="'--modalities'"
         ) from None
 
 

@@ -70,7 +70,7 @@ def command(
         )
         return
     console.print(
-        f"{', '.join(map(str, files))}: {clip.num_frames} frames, "
+        f"{', '.join(map(str, files))}: {clip.num_frames} frame{'s' * (clip.num_frames > 1)}, "
         f"{clip.timings['steps']:.0f} steps in {clip.timings['denoise']:.1f} s; "
         f"answer at {answer.timings['tokens_per_second']:.0f} tokens/s; {seconds:.1f} s in all",
         soft_wrap=True,

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from motrt.engines.errors import ConfigError
 from motrt.engines.onnxruntime_backend import Residency as _Residency
 
 Residency = Annotated[_Residency, typer.Option(help="How weights lie in memory.")]
@@ -40,7 +39,7 @@ def numbers(name: str, text: str | None, count: int | None = None) -> tuple[floa
     """Read a comma list of numbers.
 
     Raises:
-        ConfigError: Something else, or another count.
+        BadParameter: Something else, or another count.
     """
     if text is None:
         return None
@@ -49,9 +48,7 @@ def numbers(name: str, text: str | None, count: int | None = None) -> tuple[floa
     except ValueError:
         found = ()
     if not found or (count is not None and len(found) != count):
-        raise ConfigError(
-            f"{name} is not understood",
-            got=text,
-            expected=f"{count or 'some'} numbers, comma between",
+        raise typer.BadParameter(
+            f"{text!r} is not {count or 'some'} numbers, comma between.", param_hint=f"'{name}'"
         )
     return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from motrt.engines.commands.console import Debug, Json, Quiet, print_json, stage_bars, words
 from motrt.engines.errors import BundleError, ConfigError
+from motrt.engines.vae_config import VaeConfig
 from motrt.runtime._media_libraries import pillow, pyav
 from motrt.runtime.actions_file import load_actions, save_actions
 from motrt.runtime.commands.options import (
@@ -25,6 +26,7 @@ from motrt.runtime.commands.options import (
 from motrt.runtime.denoise import StepState
 from motrt.runtime.generation_params import ActionCondition, ActionMode, GenerationParams
 from motrt.runtime.session import Runtime
+from motrt.runtime.step_memory import check_decode_memory
 from motrt.runtime.video import Keep
 
 HELP = "Generate an image, a clip, sound latents or actions."
@@ -73,16 +75,20 @@ def command(
     latents: Annotated[
         Path | None, typer.Option(help="NPZ of latents to start from instead of noise.")
     ] = None,
-    num_frames: Annotated[int, typer.Option(help="1 makes an image.")] = default_of(
+    num_frames: Annotated[int, typer.Option(min=1, help="1 makes an image.")] = default_of(
         GenerationParams, "num_frames"
     ),
-    height: Annotated[int, typer.Option(help="Pixels.")] = default_of(GenerationParams, "height"),
-    width: Annotated[int, typer.Option(help="Pixels.")] = default_of(GenerationParams, "width"),
+    height: Annotated[int, typer.Option(min=1, help="Pixels.")] = default_of(
+        GenerationParams, "height"
+    ),
+    width: Annotated[int, typer.Option(min=1, help="Pixels.")] = default_of(
+        GenerationParams, "width"
+    ),
     fps: Annotated[float, typer.Option(help="Frames per second.")] = default_of(
         GenerationParams, "fps"
     ),
     num_inference_steps: Annotated[
-        int | None, typer.Option(help="Steps. (default: 35, or the distilled checkpoint's)")
+        int | None, typer.Option(min=1, help="Steps. (default: 35, or the distilled checkpoint's)")
     ] = None,
     guidance_scale: Annotated[
         float | None, typer.Option(help="1 is none. (default: 6, or 1 where distilled)")
@@ -91,7 +97,7 @@ def command(
         str | None, typer.Option(help="Timesteps low,high between which guidance is on.")
     ] = None,
     flow_shift: Annotated[float | None, typer.Option(help="Instead of the checkpoint's.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = default_of(
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the noise.")] = default_of(
         GenerationParams, "seed"
     ),
     sound: Annotated[bool, typer.Option("--sound", help="Denoise sound latents too.")] = False,
@@ -126,7 +132,9 @@ def command(
         Runtime.open(bundle, **open_options(residency, capacity, threads, provider)) as runtime,
         stage_bars(quiet=quiet or as_json) as progress,
     ):
-        _check_decoder(output, runtime)
+        vae = _check_decoder(output, runtime)
+        if vae is not None and not provider:  # a GPU decodes in memory of its own
+            check_decode_memory(VaeConfig.from_dict(vae["config"]), frames, height, width)
         done = 0
 
         def advance(step: int, _timestep: float, _state: StepState) -> None:
@@ -224,12 +232,15 @@ def _check_outputs(output: list[str], condition: ActionCondition | None, frames:
             pillow()
 
 
-def _check_decoder(output: list[str], runtime: Runtime) -> None:
+def _check_decoder(output: list[str], runtime: Runtime) -> dict[str, Any] | None:
+    """Return the record of the VAE, or None if no output needs it."""
+    vae = runtime.bundle.manifest.components.get("vae")
     needs = [name for name in output if not name.lower().endswith((".npz", ".json"))]
-    if needs and "vae" not in runtime.bundle.manifest.components:
+    if needs and vae is None:
         raise BundleError(
             "the bundle has no VAE, so it makes no pictures",
             got=needs[0],
             expected=".npz (latents) or .json (actions)",
             fix="Export a checkpoint that has a vae/ folder.",
         )
+    return vae if needs else None

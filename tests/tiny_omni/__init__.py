@@ -1,0 +1,1 @@
+"""How the tiny omni model was trained; see README.md here."""
