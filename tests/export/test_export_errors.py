@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 
 from motrt.engines.bundle import MANIFEST, Bundle
 from motrt.engines.contract import Modality
+from motrt.engines.dtypes import Precision
 from motrt.engines.errors import ConfigError, ExportError, MotrtError
 from motrt.export import pipeline
 from motrt.export import weights as weights_module
@@ -256,6 +257,14 @@ def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
     wrong = "fp32"
     with pytest.raises(ConfigError, match="options is of the wrong kind; got str"):
         export_checkpoint(str(tmp_path), str(tmp_path / "b"), wrong)
+
+
+def test_precisions_may_be_named() -> None:
+    name: Any = "bf16"
+    assert ExportOptions(precision=name).precision is Precision.BF16
+    for wrong, word in ({"precision": "fp64"}, "precision"), ({"probe": "sometimes"}, "probe"):
+        with pytest.raises(ConfigError, match=f"unknown {word}"):
+            ExportOptions(**wrong)  # type: ignore[arg-type]
 
 
 def test_modalities_that_the_checkpoint_lacks_are_refused(

@@ -25,6 +25,7 @@ from motrt.engines.memory_estimate import (
 from motrt.engines.vae_config import VaeConfig
 from motrt.export.cli import run
 from motrt.runtime import ActionCondition, GenerationParams, Runtime, step_memory
+from motrt.runtime.actions_file import load_actions
 from motrt.runtime.patches import patch_grid
 
 SMALL: dict[str, Any] = {"num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
@@ -85,6 +86,67 @@ def test_a_step_that_cannot_fit_is_refused_before_it_is_begun(runtime: Runtime) 
     assert f"{tokens} tokens" in str(caught.value)
     with free(10**9):
         runtime.generate("x", GenerationParams(**SMALL))
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"num_frames": 100_001, "height": 4096, "width": 4096},
+        {"num_frames": 1, "height": 10**9 * 32, "width": 10**9 * 32},
+        {"num_frames": 4 * 10**10 + 1},
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_is_allocated(
+    runtime: Runtime, size: dict[str, int]
+) -> None:
+    with pytest.raises(ConfigError, match="does not fit into memory"):
+        runtime.generate("x", GenerationParams(**{**SMALL, **size}))
+    action = ActionCondition(mode="policy", chunk_size=4 * 10**9, domain_id=1)
+    with pytest.raises(ConfigError, match="does not fit into memory"):
+        runtime.generate(
+            "x", GenerationParams(**SMALL), image=np.zeros((32, 32, 3), np.uint8), action=action
+        )
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000])
+def test_threads_that_would_take_the_machine_down_are_refused(
+    bundle: BundleFactory, threads: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="number of threads"):
+        Runtime.open(bundle("nano-like"), threads=threads)
+    path, prompt = str(bundle("nano-like")), ["--prompt", "x"]
+    assert run(["run", "reasoner", path, *prompt, "--threads", str(threads)]) == 2
+    assert run(["score", path, "--threads", str(threads)]) == 2
+    assert run(["validate", path, "--against", path, "--threads", str(threads)]) == 2
+    assert run(["bench", "--threads", str(threads)]) == 2
+    assert capsys.readouterr().err.count("--threads") >= 4
+
+
+def test_a_filter_that_cannot_be_called_is_refused_at_open(bundle: BundleFactory) -> None:
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match="output_filter is no function; got int"):
+        Runtime.open(bundle("nano-like"), output_filter=wrong)
+
+
+def test_a_shift_that_cannot_be_is_the_callers() -> None:
+    with pytest.raises(ConfigError, match="flow_shift cannot be right; got 0"):
+        GenerationParams(flow_shift=0)
+
+
+def test_rows_of_another_width_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[[1, 2], [3, 4], [5]]")
+    with pytest.raises(ConfigError, match="got 1 numbers in row 2; expected 2, as in row 0"):
+        load_actions(tmp_path / "a.json")
+
+
+def test_a_folder_named_like_a_clip_is_not_filled(
+    bundle: BundleFactory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.mp4").mkdir()
+    command = ["run", "generator", str(bundle("nano-like")), "--prompt", "x", "--num-frames", "5"]
+    assert run([*command, "-o", str(tmp_path / "d.mp4")]) == 1
+    assert "a folder with the name of a file" in capsys.readouterr().err
+    assert not any((tmp_path / "d.mp4").iterdir())
 
 
 def test_a_step_is_estimated_by_what_was_measured(runtime: Runtime) -> None:

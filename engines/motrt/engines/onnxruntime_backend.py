@@ -16,7 +16,13 @@ from motrt.engines._onnxruntime import onnxruntime
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.memory_estimate import denoise_step_nbytes
-from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine, check_providers, open_session
+from motrt.engines.onnxruntime_engine import (
+    OnnxRuntimeEngine,
+    check_providers,
+    check_threads,
+    open_session,
+    session_options,
+)
 from motrt.engines.onnxruntime_towers import OnnxRuntimeGenerator, OnnxRuntimeReasoner
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ class OnnxRuntimeBackend:
                 expected="CPUExecutionProvider alone",
                 fix="Use residency='separate'.",
             )
+        check_threads(threads)
         check_providers(providers)
         self.bundle = bundle
         self.residency = residency
@@ -127,9 +134,7 @@ class OnnxRuntimeBackend:
         self._weights.clear()
 
     def _session(self, contract: EngineContract) -> Any:
-        options = self._ort.SessionOptions()
-        if self._threads is not None:
-            options.intra_op_num_threads = self._threads
+        options = session_options(self._threads)
         if self.residency == "shared":
             # Prepacking would copy each weight into a layout of the session's own.
             options.add_session_config_entry("session.disable_prepacking", "1")

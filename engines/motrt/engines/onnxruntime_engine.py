@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines._onnxruntime import onnxruntime
-from motrt.engines.errors import ExecutionError
+from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.tensors import Array, check_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from motrt.engines.contract import EngineContract
+
+MAX_THREADS = 1024
+"""More cores than any machine has; ten times as many threads can take one down."""
 
 
 class OnnxRuntimeEngine:
@@ -43,11 +46,8 @@ class OnnxRuntimeEngine:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         threads: int | None = None,
     ) -> None:
-        ort = onnxruntime()
         self.contract = contract
-        options = ort.SessionOptions()
-        if threads is not None:
-            options.intra_op_num_threads = threads
+        options = session_options(threads)
         source: str | bytes = str(model) if isinstance(model, Path) else model
         if folder is not None:
             options.add_session_config_entry(
@@ -75,6 +75,35 @@ class OnnxRuntimeEngine:
         except Exception as err:  # ONNX Runtime's exceptions share no base class but Exception
             raise _refused(self.contract.name, err) from err
         return dict(zip(names, outputs, strict=True))
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads that would take the machine down, or none.
+
+    Raises:
+        ConfigError: It is not 1 to :data:`MAX_THREADS`.
+    """
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ConfigError(
+            "the number of threads makes no sense", got=threads, expected=f"1 to {MAX_THREADS}"
+        )
+
+
+def session_options(threads: int | None) -> Any:
+    """Return options of a session.
+
+    Args:
+        threads: Threads inside an operator; ONNX Runtime's default if None.
+
+    Raises:
+        ConfigError: See :func:`check_threads`.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+    check_threads(threads)
+    options = onnxruntime().SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
 
 
 def open_session(name: str, source: str | bytes, options: Any, providers: Sequence[str]) -> Any:

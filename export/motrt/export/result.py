@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from motrt.engines.dtypes import Precision
+from motrt.engines.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,9 @@ class ExportOptions:
         copy_weights: Copy weight files instead of hard-linking them.
         overwrite: Replace a bundle that is already there.
         probe: Whether to run the finished graphs once; ``auto`` skips models over 1 GiB.
+
+    Raises:
+        ConfigError: An unknown precision or probe.
     """
 
     precision: Precision = Precision.FP32
@@ -34,6 +38,18 @@ class ExportOptions:
     copy_weights: bool = False
     overwrite: bool = False
     probe: ProbeMode = "auto"
+
+    def __post_init__(self) -> None:
+        """Take names for precisions, and refuse what no export can do."""
+        try:
+            object.__setattr__(self, "precision", Precision(self.precision))
+        except ValueError as err:
+            names = ", ".join(precision.value for precision in Precision)
+            raise ConfigError("unknown precision", got=self.precision, expected=names) from err
+        if self.probe not in get_args(ProbeMode):
+            raise ConfigError(
+                "unknown probe", got=self.probe, expected=", ".join(get_args(ProbeMode))
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def load_actions(path: Path) -> Array:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        _check_widths(path, data)
         actions = np.array(data, np.float32)
     except (OSError, ValueError, TypeError, RecursionError) as err:
         raise ConfigError(
@@ -36,6 +37,19 @@ def load_actions(path: Path) -> Array:
             expected="finite numbers [T, width], T >= 1",
         )
     return actions
+
+
+def _check_widths(path: Path, data: object) -> None:
+    if not isinstance(data, list) or not all(isinstance(row, list) for row in data):
+        return
+    widths = [len(row) for row in data]
+    odd = next((row for row, width in enumerate(widths) if width != widths[0]), None)
+    if odd is not None:
+        raise ConfigError(
+            f"the actions of {path} are not equally wide",
+            got=f"{widths[odd]} numbers in row {odd}",
+            expected=f"{widths[0]}, as in row 0",
+        )
 
 
 def save_actions(path: Path, actions: Array | None) -> Path:

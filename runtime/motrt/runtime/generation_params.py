@@ -67,9 +67,9 @@ class GenerationParams:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
                 raise _wrong(name, value, "a whole number of at least 1")
-        for name in ("fps", "guidance_scale"):
+        for name in ("fps", "guidance_scale", "flow_shift"):
             value = getattr(self, name)
-            if value is None and name == "guidance_scale":
+            if value is None and name != "fps":
                 continue
             is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or value <= 0:

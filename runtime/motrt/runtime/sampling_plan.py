@@ -98,7 +98,7 @@ def plan_run(
         vae: Its VAE, or None.
         params: The request.
         given: The rest of it.
-        check_tokens: Told how many tokens are denoised, before anything is encoded.
+        check_tokens: Told how many tokens are denoised, before anything is allocated.
 
     Raises:
         ConfigError: Sizes that the VAE cannot make, contradicting or missing conditions.
@@ -112,17 +112,21 @@ def plan_run(
     domain = 0 if action is None else _check_domain(bundle, action)
     frames, height, width = _latent_size(bundle, vae, params, num_frames)
     shapes: dict[str, tuple[int, ...]] = {"vision": (model.latent_channel, frames, height, width)}
-    noisy: dict[str, Array] = {"vision": np.ones((1, frames, 1, 1), np.float32)}
-    clean: dict[str, Array] = {"vision": np.zeros(shapes["vision"], np.float32)}
+    tokens = math.prod(patch_grid(frames, height, width, model.latent_patch_size))
     if params.sound:
         count = _sound_latents(num_frames, params.fps, model.sound_latent_fps)
         shapes["sound"] = (model.sound_dim or 0, count)
-        noisy["sound"] = np.ones((1, count), np.float32)
-        clean["sound"] = np.zeros(shapes["sound"], np.float32)
+        tokens += count
+    if action is not None:
+        shapes["action"] = (action.chunk_size, model.action_dim or 0)
+        tokens += action.chunk_size
+    check_tokens(tokens)
+    noisy: dict[str, Array] = {"vision": np.ones((1, frames, 1, 1), np.float32)}
+    clean = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    if params.sound:
+        noisy["sound"] = np.ones((1, shapes["sound"][1]), np.float32)
     if action is not None:
         channels = action.raw_action_dim or (model.action_dim or 0)
-        shapes["action"] = (action.chunk_size, model.action_dim or 0)
-        clean["action"] = np.zeros(shapes["action"], np.float32)
         noisy["action"] = np.zeros(shapes["action"], np.float32)
         if action.raw_actions is None:
             noisy["action"][:, :channels] = 1
@@ -137,10 +141,6 @@ def plan_run(
                 expected=list(shapes[name]) if name in shapes else "none",
                 fix="Pass latents of the size that height, width and number of frames give.",
             )
-    others = sum(
-        shapes[name][axis] for name, axis in (("sound", 1), ("action", 0)) if name in shapes
-    )
-    check_tokens(math.prod(patch_grid(frames, height, width, model.latent_patch_size)) + others)
     fixed = _clean_frames(given, frames, num_frames)
     if fixed or given.video is not None:  # a clip that fixes nothing is refused there
         encoded = _encode(bundle, vae, params, given, num_frames)

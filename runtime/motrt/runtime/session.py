@@ -116,6 +116,12 @@ class Runtime:
             )
         if on_busy not in ("wait", "raise"):
             raise ConfigError("unknown on_busy", got=on_busy, expected="wait or raise")
+        if output_filter is not None and not callable(output_filter):
+            raise ConfigError(
+                "output_filter is no function",
+                got=type(output_filter).__name__,
+                expected="a callable",
+            )
         opened = Bundle.open(bundle)
         if callable(backend):
             made = backend(opened)

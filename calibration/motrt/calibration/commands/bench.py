@@ -19,6 +19,7 @@ from motrt.engines.commands.console import (
     print_table,
     stage_bars,
 )
+from motrt.engines.onnxruntime_engine import MAX_THREADS
 
 HELP = "Measure speed and memory against the public implementations, on a random model."
 EXAMPLE = "Example: motrt bench --rows denoise_image,decode --threads 2"
@@ -28,7 +29,9 @@ def command(
     rows: Annotated[
         str | None, typer.Option(help=f"Comma list of {', '.join(ROWS)}. [default: all]")
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of either side.")] = 2,
+    threads: Annotated[
+        int, typer.Option(min=1, max=MAX_THREADS, help="Threads of either side.")
+    ] = 2,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny shapes: shows that every row works, no more.")
     ] = False,

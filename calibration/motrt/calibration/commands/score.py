@@ -17,6 +17,7 @@ from motrt.engines.commands.console import (
     stage_bars,
 )
 from motrt.engines.commands.tables import plain_table
+from motrt.engines.onnxruntime_engine import MAX_THREADS
 
 if TYPE_CHECKING:
     from motrt.calibration.score.skills import Score
@@ -34,7 +35,10 @@ def command(
     num_inference_steps: Annotated[int, typer.Option(min=1, help="Denoise steps.")] = 20,
     guidance_scale: Annotated[float, typer.Option(help="Of text and image to video.")] = 1.0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads inside an operator. (default: all cores)")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_THREADS, help="Threads inside an operator. (default: all cores)"
+        ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -23,6 +23,7 @@ from motrt.engines.commands.console import (
     words,
 )
 from motrt.engines.errors import ParityError
+from motrt.engines.onnxruntime_engine import MAX_THREADS
 
 if TYPE_CHECKING:
     from motrt.calibration.parity.report import ParityReport
@@ -37,7 +38,8 @@ def command(
         Path, typer.Option(help="The checkpoint that it was exported from, or another bundle.")
     ],
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads on either side. (default: all cores)")
+        int | None,
+        typer.Option(min=1, max=MAX_THREADS, help="Threads on either side. (default: all cores)"),
     ] = None,
     no_record: Annotated[
         bool, typer.Option("--no-record", help="Leave no evidence in the bundle.")

@@ -8,11 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from motrt.engines.onnxruntime_backend import Residency as _Residency
+from motrt.engines.onnxruntime_engine import MAX_THREADS
 
 Residency = Annotated[_Residency, typer.Option(help="How weights lie in memory.")]
 Capacity = Annotated[int, typer.Option(min=1, help="Most tokens of a conversation or prompt.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Threads inside an operator. (default: the backend's)")
+    int | None,
+    typer.Option(
+        min=1, max=MAX_THREADS, help="Threads inside an operator. (default: the backend's)"
+    ),
 ]
 Provider = Annotated[
     list[str] | None,

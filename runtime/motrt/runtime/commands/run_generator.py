@@ -133,7 +133,10 @@ def command(
         stage_bars(quiet=quiet or as_json) as progress,
     ):
         vae = _check_decoder(output, runtime)
-        if vae is not None and not provider:  # a GPU decodes in memory of its own
+        if vae is not None and provider in (
+            None,
+            ["CPUExecutionProvider"],
+        ):  # a GPU decodes in memory of its own
             check_decode_memory(VaeConfig.from_dict(vae["config"]), frames, height, width)
         done = 0
 
@@ -204,6 +207,12 @@ def _check_outputs(output: list[str], condition: ActionCondition | None, frames:
     for name in output:
         path, suffix = Path(name), Path(name).suffix.lower()
         is_folder = name.endswith("/") or path.is_dir()
+        if path.is_dir() and not name.endswith("/") and suffix in _SUFFIXES:
+            raise ConfigError(
+                "the output is a folder with the name of a file",
+                got=name,
+                expected=f"another name, or {name}/ for PNGs in it",
+            )
         if not is_folder and suffix not in _SUFFIXES:
             raise ConfigError(
                 "the output's kind is unknown",
