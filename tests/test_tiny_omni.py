@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from motrt.runtime.patches import patchify as runtime_patchify
 from tiny_omni import examples, omni
 from tiny_omni.loop import train
-from tiny_omni.model import SEPARATE, SHARED, Omni
+from tiny_omni.model import SEPARATE, SHARED, Omni, patchify, unpatchify
 from tiny_omni.prompts import Prompts, write_tokenizer
 from tiny_omni.vae import new_vae
 
@@ -52,6 +53,14 @@ def test_the_shared_model_has_one_set_of_layers() -> None:
     names = Omni(SHARED).tensors()
     assert not [name for name in names if "moe_gen" in name or "add_q" in name]
     assert len(names) < len(Omni(SEPARATE).tensors())
+
+
+def test_patches_are_the_runtimes() -> None:
+    latents = torch.randn(2, 16, 5, 4, 6)
+    patches = patchify(latents)
+    for one, expected in zip(patches, latents, strict=True):
+        assert np.array_equal(one.numpy(), runtime_patchify(expected.numpy(), 2)[0])
+    assert torch.equal(unpatchify(patches, latents.shape), latents)
 
 
 def test_answers_alone_are_learned(prompts: Prompts) -> None:

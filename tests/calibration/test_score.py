@@ -21,9 +21,9 @@ from motrt.calibration.score.world import (
     NUM_FRAMES,
     SHAPES,
     SPEEDS,
+    Clip,
     Scene,
     Split,
-    Walk,
     draw,
     is_held_out,
     path_of,
@@ -38,6 +38,10 @@ Frames = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 SAMPLES = 6
 SPLITS: tuple[Split, ...] = ("train", "held_out")
+
+
+def _scene(thing: list[str], motion: list[str], x: int = 0, y: int = 0) -> Scene:
+    return Scene(colour=thing[0], shape=thing[1], direction=motion[0], speed=motion[1], x=x, y=y)
 
 
 class Oracle:
@@ -56,13 +60,13 @@ class Oracle:
     def make(self, caption: str, seed: int) -> Frames:
         words = caption.rstrip(".").split()
         x, y = (int(32 - 16 * self.turn * d) for d in DIRECTIONS[words[4]])
-        scene = Scene(words[1], words[2], words[4], words[5], x, y)
+        scene = _scene(words[1:3], words[4:], x, y)
         return self._film(scene.colour, scene.shape, x, y, scene.actions)
 
     def animate(self, first: Frames, caption: str, seed: int) -> Frames:
         words = caption.rstrip(".").split()
         x, y = self._start(first, words[2])
-        motion = Scene(words[1], words[2], words[4], words[5], 0, 0)
+        motion = _scene(words[1:3], words[4:])
         return self._film(words[1], words[2], x, y, motion.actions)
 
     def drive(self, first: Frames, caption: str, actions: Floats, seed: int) -> Frames:
@@ -74,8 +78,8 @@ class Oracle:
         return (steps + self.noise).astype(np.float32)
 
     def act(self, first: Frames, instruction: str, seed: int) -> tuple[Floats, Frames]:
-        _, _, colour, shape, direction, speed = instruction.rstrip(".").split()
-        actions = Scene(colour, shape, direction, speed, 0, 0).actions * np.float32(self.turn)
+        words = instruction.rstrip(".").split()
+        actions = _scene(words[2:4], words[4:]).actions * np.float32(self.turn)
         return actions, first[None]
 
     def rebuild(self, clip: Frames) -> Frames:
@@ -183,7 +187,7 @@ def test_training_never_sees_what_is_held_out() -> None:
 
 
 def test_the_shape_stays_in_the_picture() -> None:
-    drawn: list[Scene | Walk] = [*islice(scenes("train", 2), 99), *islice(walks("train", 2), 99)]
+    drawn: list[Clip] = [*islice(scenes("train", 2), 99), *islice(walks("train", 2), 99)]
     for clip in drawn:
         assert clip.path.min() >= 9
         assert clip.path.max() <= 54

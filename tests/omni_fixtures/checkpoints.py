@@ -130,7 +130,7 @@ def _randomized(
 ) -> Any:
     model = _construct(model_class, config)
     randomize_(model, seed, gain=gain)
-    _cast_(model, _dtype(dtype))
+    cast_(model, _dtype(dtype))
     return model
 
 
@@ -146,7 +146,8 @@ def _construct(model_class: Any, config: Mapping[str, Any]) -> Any:
         return model_class(**config)
 
 
-def _cast_(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round every parameter."""
     # Parameter by parameter, since files on the Hub are bfloat16 throughout, time_embedder
     # included, while diffusers' own ``to`` warns about the modules it wants in float32.
     for parameter in model.parameters():

@@ -13,6 +13,7 @@ from motrt.engines.bundle import Bundle
 from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend
 from motrt.export.torch_backend import TorchBackend
+from motrt.runtime.positions import text_positions
 from motrt.runtime.text_model import TextModel, TokenSequence
 
 IDS = np.random.RandomState(7).randint(0, 500, 300).tolist()
@@ -115,3 +116,24 @@ def test_a_provider_that_is_not_there_is_an_error(bundle: Callable[..., Path]) -
     found = Bundle.open(bundle("nano-like"))
     with pytest.raises(ExecutionError, match="provider is not there; got CUDAExecutionProvider"):
         OnnxRuntimeBackend(found, providers=["CUDAExecutionProvider"])
+
+
+def test_rotary_rows_of_text_are_computed_once_and_equal(
+    bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Bundle.open(bundle("nano-like"))
+    model = TextModel(found, OnnxRuntimeBackend(found, threads=1), capacity=8192)
+    rows: list[int] = []
+    real = model.rotary
+
+    def counted(positions: np.ndarray[Any, Any]) -> Any:
+        rows.append(positions.shape[1])
+        return real(positions)
+
+    monkeypatch.setattr(model, "rotary", counted)
+    for start in range(0, 8192, 256):
+        for got, expected in zip(
+            model.text_rotary(start, 256), real(text_positions(start, 256)), strict=True
+        ):
+            assert np.array_equal(got, expected)
+    assert rows == [1024, 2048, 4096, 8192]

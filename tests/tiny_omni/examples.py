@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from motrt.calibration.score.questions import questions
-from motrt.calibration.score.world import Scene, Walk, scenes, walks
+from motrt.calibration.score.world import NUM_FRAMES, Clip, Scene, scenes, walks
 from tiny_omni.model import ACTION_DIM
-from tiny_omni.prompts import image_caption
-from tiny_omni.vae import pixels
+from tiny_omni.vae import pixels, rendered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from diffusers import AutoencoderKLWan
@@ -42,6 +44,11 @@ MODES = {
     "negative": 0.08,
 }
 _UNSPOKEN = 0.15  # of captions leave the speed open
+
+# Which latent frames are denoised.
+_ALL = torch.ones((NUM_FRAMES - 1) // 4 + 1)
+_NONE = torch.zeros_like(_ALL)
+_LATER = torch.cat([_NONE[:1], _ALL[1:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +81,37 @@ class World:
 
     def __init__(self, vae: AutoencoderKLWan, prompts: Prompts, cache: Path) -> None:
         self._prompts = prompts
-        clips: list[Scene | Walk] = [
+        clips: list[Clip] = [
             *islice(scenes("train", 11), NUM_SCENES),
             *islice(walks("train", 11), NUM_WALKS),
         ]
         if not cache.exists():
-            torch.save(_encode(vae, clips), cache)
-        self.latents = torch.load(cache, weights_only=True).float()
+            save_file({"latents": _encode(vae, clips)}, cache)
+        self.latents = load_file(cache)["latents"].float()
         self.actions = torch.zeros(len(clips), 16, ACTION_DIM)
         self.actions[..., :2] = torch.from_numpy(np.stack([clip.actions for clip in clips]))
         self._by: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, clip in enumerate(clips):
-            thing = f"A {clip.colour} {clip.shape}"
-            self._by["thing"][f"{thing} moves."].append(index)
-            self._by["image"][image_caption(clip.colour, clip.shape)].append(index)
+            self._by["thing"][clip.plain_caption].append(index)
+            self._by["image"][clip.still_caption].append(index)
             if isinstance(clip, Scene):
                 self._by["caption"][clip.caption].append(index)
-                self._by["open"][f"{thing} moves {clip.direction}."].append(index)
+                self._by["open"][clip.open_caption].append(index)
                 self._by["instruction"][clip.instruction].append(index)
+        self._makers: dict[str, Callable[[np.random.Generator], Batch]] = {
+            "text_to_video": self._text_to_video,
+            "text_to_image": self._text_to_image,
+            "image_to_video": self._image_to_video,
+            "forward_dynamics": partial(self._act, "forward_dynamics", "thing", noisy=_LATER),
+            "inverse_dynamics": partial(self._act, "inverse_dynamics", "thing", noisy=_NONE),
+            "policy": partial(self._act, "policy", "instruction", noisy=_LATER),
+            "negative": self._negative,
+        }
 
     def batch(self, random: np.random.Generator) -> Batch:
         """Draw a batch of a mode drawn at random."""
         mode = str(random.choice(list(MODES), p=list(MODES.values())))
-        return getattr(self, f"_{mode}")(random)  # type: ignore[no-any-return]
+        return self._makers[mode](random)
 
     def _draw(self, kind: str, random: np.random.Generator) -> tuple[list[str], list[int]]:
         groups = self._by[kind]
@@ -105,47 +120,28 @@ class World:
         ]
         return texts, [int(i) for text in texts for i in random.choice(groups[text], CLIPS)]
 
-    def _text_to_video(self, random: np.random.Generator, first: float = 1.0) -> Batch:
+    def _text_to_video(self, random: np.random.Generator, noisy: Tensor = _ALL) -> Batch:
         texts, clips = self._draw("open" if random.random() < _UNSPOKEN else "caption", random)
-        noisy = torch.ones(self.latents.shape[2])
-        noisy[0] = first
         ids = torch.tensor([self._prompts.generator(text) for text in texts])
         return Batch(ids, self.latents[clips], noisy)
 
     def _image_to_video(self, random: np.random.Generator) -> Batch:
-        return self._text_to_video(random, first=0.0)
+        return self._text_to_video(random, noisy=_LATER)
 
     def _text_to_image(self, random: np.random.Generator) -> Batch:
         texts, clips = self._draw("image", random)
         ids = torch.tensor([self._prompts.generator(text, frames=1) for text in texts])
-        return Batch(ids, self.latents[clips][:, :, :1], torch.ones(1))
+        return Batch(ids, self.latents[clips][:, :, :1], _ALL[:1])
 
     def _negative(self, random: np.random.Generator) -> Batch:
-        """The branch that guidance leads away from, in each mode that uses it."""
+        """The branch that guidance leads away from: of a clip, begun or not, or of an image."""
         _, clips = self._draw("caption", random)
-        kind = random.integers(4)
-        if kind == 0:
-            ids, latents, noisy = (
-                self._prompts.negative(frames=1),
-                self.latents[clips][:, :, :1],
-                torch.ones(1),
-            )
-        else:
-            ids, latents = self._prompts.negative(), self.latents[clips]
-            noisy = torch.ones(latents.shape[2])
-            noisy[0] = float(kind != 1)
-        return Batch(torch.tensor([ids] * PROMPTS), latents, noisy)
+        noisy = (_ALL[:1], _LATER, _ALL, _ALL)[random.integers(4)]
+        frames = 1 if len(noisy) == 1 else NUM_FRAMES
+        ids = torch.tensor([self._prompts.negative(frames=frames)] * PROMPTS)
+        return Batch(ids, self.latents[clips][:, :, : len(noisy)], noisy)
 
-    def _forward_dynamics(self, random: np.random.Generator) -> Batch:
-        return self._act("forward_dynamics", "thing", random, torch.tensor([0.0, 1, 1, 1, 1]))
-
-    def _inverse_dynamics(self, random: np.random.Generator) -> Batch:
-        return self._act("inverse_dynamics", "thing", random, torch.zeros(5))
-
-    def _policy(self, random: np.random.Generator) -> Batch:
-        return self._act("policy", "instruction", random, torch.tensor([0.0, 1, 1, 1, 1]))
-
-    def _act(self, mode: str, kind: str, random: np.random.Generator, noisy: Tensor) -> Batch:
+    def _act(self, mode: str, kind: str, random: np.random.Generator, *, noisy: Tensor) -> Batch:
         texts, clips = self._draw(kind, random)
         ids = torch.tensor([self._prompts.generator(text, action=mode) for text in texts])
         asked = mode != "forward_dynamics"
@@ -168,12 +164,12 @@ def question_batch(prompts: Prompts, seed: int) -> tuple[Tensor, Tensor]:
     return ids, targets
 
 
-def _encode(vae: AutoencoderKLWan, clips: list[Scene | Walk]) -> Tensor:
+def _encode(vae: AutoencoderKLWan, clips: list[Clip]) -> Tensor:
     mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1)
     parts = []
     with torch.no_grad():
         for start in range(0, len(clips), 16):
-            x = pixels(np.stack([clip.render() for clip in clips[start : start + 16]]))
+            x = pixels(rendered(clips[start : start + 16]))
             parts.append((vae.encode(x).latent_dist.mode() - mean) / std)
     return torch.cat(parts).half()

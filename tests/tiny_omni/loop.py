@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-Loss = dict[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
 
 _EMA_FROM = 100
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each parameter."""
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
@@ -29,7 +34,7 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> floa
 def train(
     name: str,
     module: torch.nn.Module,
-    loss_of: Callable[[int], Loss],
+    loss_of: Callable[[int], Tensors],
     *,
     steps: int,
     peak: float,
@@ -41,7 +46,7 @@ def train(
     """Minimise the sum of the losses of each step.
 
     Args:
-        name: Of the stage: its snapshot and its log are ``work/NAME.pt`` and ``work/NAME.jsonl``.
+        name: Of the stage: its snapshot and its log are ``work/NAME.safetensors`` and ``work/NAME.jsonl``.
         module: What is trained.
         loss_of: From the step's index, which also seeds its data, to its losses.
         steps: How many.
@@ -60,16 +65,10 @@ def train(
         list(parameters.values()), lr=peak, betas=(0.9, 0.98), weight_decay=0.01
     )
     average = {key: p.detach().clone() for key, p in parameters.items()}
-    snapshot, log = work / f"{name}.pt", work / f"{name}.jsonl"
+    snapshot, log = work / f"{name}.safetensors", work / f"{name}.jsonl"
     first, seconds, cpu = 0, 0.0, 0.0
     if snapshot.exists():
-        state = torch.load(snapshot, weights_only=True)
-        with torch.no_grad():
-            for key, p in parameters.items():
-                p.copy_(state["parameters"][key])
-        optimizer.load_state_dict(state["optimizer"])
-        average = state["average"]
-        first, seconds, cpu = state["step"], state["seconds"], state["cpu"]
+        first, seconds, cpu = _restore(snapshot, parameters, average, optimizer)
     saved = started = time.perf_counter()
     cpu_started = time.process_time()
     means: dict[str, float] = {}
@@ -99,14 +98,44 @@ def train(
                 file.write(json.dumps(line) + "\n")
         if time.perf_counter() - saved >= save_every or last:
             saved = time.perf_counter()
-            state = {
-                "parameters": {key: p.detach() for key, p in parameters.items()},
-                "optimizer": optimizer.state_dict(),
-                "average": average,
-                "step": step + 1,
-                "seconds": seconds + time.perf_counter() - started,
-                "cpu": cpu + time.process_time() - cpu_started,
-            }
-            torch.save(state, snapshot.with_suffix(".partial"))
-            snapshot.with_suffix(".partial").replace(snapshot)
+            _save(
+                snapshot,
+                parameters,
+                average,
+                optimizer,
+                step=step + 1,
+                seconds=seconds + time.perf_counter() - started,
+                cpu=cpu + time.process_time() - cpu_started,
+            )
     return average
+
+
+def _save(
+    path: Path,
+    parameters: Tensors,
+    average: Tensors,
+    optimizer: torch.optim.Optimizer,
+    **at: float,
+) -> None:
+    """Write everything that the next step depends on; the data depend on its index alone."""
+    tensors = {f"parameters/{key}": p.detach() for key, p in parameters.items()}
+    tensors |= {f"average/{key}": p for key, p in average.items()}
+    for key, p in parameters.items():
+        tensors |= {f"{name}/{key}": optimizer.state[p][name] for name in _MOMENTS}
+    partial = path.with_suffix(".partial")
+    metadata = {name: repr(value) for name, value in at.items()}
+    save_file({key: p.contiguous() for key, p in tensors.items()}, partial, metadata)
+    partial.replace(path)
+
+
+def _restore(
+    path: Path, parameters: Tensors, average: Tensors, optimizer: torch.optim.Optimizer
+) -> tuple[int, float, float]:
+    """Read a snapshot; returns its step, its seconds and its seconds of CPU."""
+    with safe_open(path, "pt") as file, torch.no_grad():
+        for key, p in parameters.items():
+            p.copy_(file.get_tensor(f"parameters/{key}"))
+            average[key].copy_(file.get_tensor(f"average/{key}"))
+            optimizer.state[p] = {name: file.get_tensor(f"{name}/{key}") for name in _MOMENTS}
+        at = file.metadata()
+    return int(at["step"]), float(at["seconds"]), float(at["cpu"])

@@ -12,7 +12,7 @@ from motrt.engines.model_config import ModelConfig
 from motrt.engines.rotary import rotary_axes, rotary_tables
 from motrt.export.torch_generator import Generator
 from motrt.export.torch_layers import KeyValue
-from motrt.export.torch_reasoner import Reasoner
+from motrt.export.torch_reasoner import Reasoner, ReasonerOutput
 from motrt.export.torch_rotary import reference_inv_freq
 from motrt.runtime.positions import (
     action_positions,
@@ -85,14 +85,22 @@ class Omni(nn.Module):
             for name, p in named.items()
         }
 
-    def read(self, ids: Tensor, *, logits: bool) -> tuple[Tensor | None, list[KeyValue]]:
-        """Run the reasoner over token ids ``[B, S]``; returns all logits or None, and the K/V."""
+    def logits(self, ids: Tensor) -> Tensor:
+        """Run the reasoner over token ids ``[B, S]``; returns ``[B, S, V]``."""
+        return self._read(ids, torch.arange(ids.shape[1])).logits
+
+    def context(self, ids: Tensor) -> list[KeyValue]:
+        """Run the reasoner over token ids ``[B, S]``; returns what the generator reads of them."""
+        return self._read(ids, torch.zeros(1, dtype=torch.long)).context
+
+    def _read(self, ids: Tensor, places: Tensor) -> ReasonerOutput:
         batch, count = ids.shape
         cos, sin = self._rotary((count,), text_positions(0, count))
         bias = torch.full((count, count), -10000.0).triu(1)[None, None]
-        places = torch.arange(count if logits else 1).expand(batch, -1)
-        out = self.reasoner(self.embed_tokens(ids), cos, sin, bias, places)
-        return (out.logits if logits else None), out.context
+        out: ReasonerOutput = self.reasoner(
+            self.embed_tokens(ids), cos, sin, bias, places.expand(batch, -1)
+        )
+        return out
 
     def denoise(
         self,
@@ -118,7 +126,7 @@ class Omni(nn.Module):
         Returns:
             Velocities in the shapes of latents and actions.
         """
-        batch, channels, frames, height, width = latents.shape
+        batch, _, frames, height, width = latents.shape
         rows, columns = height // _PATCH, width // _PATCH
         count = 0 if actions is None else actions.shape[1]
         prompt = context[0][0].shape[2]
@@ -133,15 +141,13 @@ class Omni(nn.Module):
                 axis=1,
             ),
         )
-        split = latents.reshape(batch, channels, frames, rows, _PATCH, columns, _PATCH)
-        patches = split.permute(0, 2, 3, 5, 4, 6, 1).reshape(batch, frames * rows * columns, -1)
         given: dict[str, Any] = {}
         if actions is not None:
             given["action_latents"] = actions
             given["action_noise_mask"] = torch.full((batch, count), float(actions_noisy))
             given["domain_id"] = torch.full((batch,), DOMAIN_ID)
         out = self.generator(
-            latent_patches=patches,
+            latent_patches=patchify(latents),
             vision_noise_mask=noisy.repeat_interleave(rows * columns).expand(batch, -1),
             timestep=timestep,
             rotary_cos=cos.expand(batch, -1, -1),
@@ -149,12 +155,28 @@ class Omni(nn.Module):
             context=context,
             **given,
         )
-        velocity = out["velocity"].reshape(batch, frames, rows, columns, _PATCH, _PATCH, channels)
-        velocity = velocity.permute(0, 6, 1, 2, 4, 3, 5).reshape(latents.shape)
-        return velocity, out.get("action_velocity")
+        return unpatchify(out["velocity"], latents.shape), out.get("action_velocity")
 
     def _rotary(self, key: tuple[int, ...], positions: Any) -> tuple[Tensor, Tensor]:
         if key not in self._tables:
             tables = rotary_tables(self._inv_freq, self._axes, positions)
             self._tables[key] = tuple(torch.from_numpy(t)[None] for t in tables)  # type: ignore[assignment]
         return self._tables[key]
+
+
+def patchify(latents: Tensor) -> Tensor:
+    """``[B, C, T, h, w]`` to patches ``[B, N, W]``: ``motrt.runtime.patches``, differentiable."""
+    batch, channels, frames, height, width = latents.shape
+    split = latents.reshape(
+        batch, channels, frames, height // _PATCH, _PATCH, width // _PATCH, _PATCH
+    )
+    return split.permute(0, 2, 3, 5, 4, 6, 1).reshape(batch, -1, _PATCH * _PATCH * channels)
+
+
+def unpatchify(patches: Tensor, shape: torch.Size) -> Tensor:
+    """Undo :func:`patchify` for latents of a shape."""
+    batch, channels, frames, height, width = shape
+    split = patches.reshape(
+        batch, frames, height // _PATCH, width // _PATCH, _PATCH, _PATCH, channels
+    )
+    return split.permute(0, 6, 1, 2, 4, 3, 5).reshape(shape)

@@ -38,11 +38,8 @@ def train_omni(
         random = np.random.default_rng([2, step])
         losses = _denoise(model, world.batch(random))
         ids, targets = question_batch(prompts, seed=step)
-        logits, _ = model.read(ids, logits=True)
-        if logits is None:
-            raise ValueError("no logits")
         losses["text"] = _TEXT_WEIGHT * functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=-100
+            model.logits(ids).flatten(0, 1), targets.flatten(), ignore_index=-100
         )
         return losses
 
@@ -54,8 +51,10 @@ def train_omni(
 
 
 def _denoise(model: Omni, batch: Batch) -> dict[str, Tensor]:
-    _, context = model.read(batch.ids, logits=False)
-    context = [(k.repeat_interleave(CLIPS, 0), v.repeat_interleave(CLIPS, 0)) for k, v in context]
+    context = [
+        (key.repeat_interleave(CLIPS, 0), value.repeat_interleave(CLIPS, 0))
+        for key, value in model.context(batch.ids)
+    ]
     count = len(batch.latents)
     uniform = (torch.rand(count) + torch.arange(count)) / count  # stratified
     level = _SHIFT * uniform / (1 + (_SHIFT - 1) * uniform)

@@ -9,6 +9,7 @@ import torch
 from diffusers import Cosmos3OmniTransformer, UniPCMultistepScheduler
 from huggingface_hub import save_torch_state_dict
 
+from omni_fixtures.checkpoints import cast_
 from omni_fixtures.configs import MODEL_INDEXES, transformer_kwargs
 from omni_fixtures.files import write_json
 
@@ -64,8 +65,7 @@ def write_checkpoint(
         # Assigned, so that the time embedder is bfloat16 too, as in files on the Hub.
         model.load_state_dict(rounded, strict=True, assign=True)
         model.save_pretrained(folder / "transformer")
-    for parameter in vae.parameters():
-        parameter.data = parameter.data.bfloat16()
+    cast_(vae, torch.bfloat16)
     vae.save_pretrained(folder / "vae")
     vae.float()
     shutil.copytree(tokenizer, folder / "text_tokenizer")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from motrt.calibration.score.questions import questions
 from motrt.calibration.score.world import COLOURS, FPS, NUM_FRAMES, SHAPES, SIZE, scenes, walks
-from motrt.runtime.prompts import generation_prompt
+from motrt.runtime.prompt_templates import PromptTemplates
+from motrt.runtime.prompts import action_caption, generation_prompt
 from motrt.runtime.tokenizer import Tokenizer
 from omni_fixtures.tokenizer import build_tokenizer, save_tokenizer
 
@@ -26,17 +27,12 @@ def write_tokenizer(folder: Path) -> Path:
     """Train it on captions, questions and the pipeline's own sentences, and write its files."""
     lines = [
         *(s.caption + " " + s.instruction for s in islice(scenes("train", 1), _LINES)),
-        *(w.caption for w in islice(walks("train", 1), _LINES // 4)),
+        *(w.plain_caption for w in islice(walks("train", 1), _LINES // 4)),
         *(q.prompt + "\n" + q.answer for q in islice(questions("train", 1), _LINES)),
-        *(image_caption(c, s) for c in COLOURS for s in SHAPES),
+        *(w.still_caption for w in islice(walks("train", 2), _LINES // 4)),
         *_sentences() * 20,
     ]
     return save_tokenizer(folder, build_tokenizer(lines, BYTE_PAIRS))
-
-
-def image_caption(colour: str, shape: str) -> str:
-    """Return what text-to-image is told."""
-    return f"A {colour} {shape}."
 
 
 class Prompts:
@@ -85,9 +81,6 @@ class Prompts:
 
 
 def _sentences() -> list[str]:
-    from motrt.runtime.prompt_templates import PromptTemplates
-    from motrt.runtime.prompts import action_caption
-
     t = PromptTemplates()
     values = {"duration": NUM_FRAMES / FPS, "fps": FPS, "height": SIZE, "width": SIZE}
     names = ("duration_template", "image_resolution_template", "video_resolution_template")

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 HERE = Path(__file__).parent
@@ -17,13 +16,14 @@ sys.path.insert(0, str(HERE.parent))
 
 from diffusers import AutoencoderKLWan
 
+from motrt.calibration.score.skills import psnr_db
 from motrt.calibration.score.world import scenes
 from tiny_omni.examples import World
 from tiny_omni.model import SEPARATE, SHARED
 from tiny_omni.omni import train_omni
 from tiny_omni.package import write_checkpoint
 from tiny_omni.prompts import Prompts, write_tokenizer
-from tiny_omni.vae import psnr_db, train_vae
+from tiny_omni.vae import rebuilt, rendered, train_vae
 
 STAGES = ("vae", "separate", "shared")
 STEPS = 4000
@@ -49,8 +49,8 @@ def main() -> None:
 def vae_stage(work: Path) -> None:
     """Train the autoencoder and the tokenizer."""
     vae = train_vae(work)
-    clips = np.stack([scene.render() for scene in islice(scenes("held_out", 3), 32)])
-    print(f"vae: {psnr_db(vae, clips):.2f} dB on clips that training never saw")
+    clips = rendered(islice(scenes("held_out", 3), 32))
+    print(f"vae: {psnr_db(clips, rebuilt(vae, clips)):.2f} dB on clips that training never saw")
     shutil.rmtree(work / "vae", ignore_errors=True)
     vae.to(torch.bfloat16).save_pretrained(work / "vae")
     write_tokenizer(work / "text_tokenizer")
@@ -62,7 +62,7 @@ def omni_stage(work: Path, name: str, config: dict[str, Any]) -> None:
         sys.exit("there is no trained VAE; run the stage vae first")
     vae = AutoencoderKLWan.from_pretrained(work / "vae", dtype=torch.float32).eval()
     prompts = Prompts(work / "text_tokenizer")
-    world = World(vae, prompts, work / "latents.pt")
+    world = World(vae, prompts, work / "latents.safetensors")
     tensors = train_omni(name, config, world, prompts, work, STEPS)
     folder = write_checkpoint(
         work / "checkpoints" / name,

@@ -13,17 +13,18 @@ from motrt.calibration.score.world import BACKGROUND, NUM_FRAMES, draw, scenes, 
 from tiny_omni.loop import train
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import Tensor
 
-    from motrt.calibration.score.world import Frames, Scene, Walk
+    from motrt.calibration.score.world import Clip, Frames
 
 Z_DIM = 16
 # Frames, clips and steps of each phase. Half clips teach most at their price; whole ones teach the
 # decoder to keep what it has seen to the end.
 PHASES = ((9, 8, 2000), (17, 8, 550))
-_KL = 1e-3
+_KL = 2.5e-4
 _OBJECT = 8.0  # a pixel of the shape weighs this much more than one of the plane
 
 CONFIG: dict[str, Any] = {
@@ -51,27 +52,25 @@ def new_vae(mean: list[float] | None = None, std: list[float] | None = None) -> 
     )
 
 
-def clips(count: int, seed: int) -> Frames:
-    """Draw clips of the training split, steady motions and walks in turn; uint8 ``[N,17,H,W,3]``."""
+def clips(count: int, seed: int) -> list[Clip]:
+    """Draw clips of the training split, half of them steady motions and half walks."""
     half = (count + 1) // 2
-    drawn: list[Scene | Walk] = [
-        *islice(scenes("train", seed), half),
-        *islice(walks("train", seed), count - half),
-    ]
+    return [*islice(scenes("train", seed), half), *islice(walks("train", seed), count - half)]
+
+
+def rendered(drawn: Iterable[Clip]) -> Frames:
+    """Render clips, uint8 ``[N, 17, H, W, 3]``."""
     return np.stack([clip.render() for clip in drawn])
 
 
 def any_colour(count: int, seed: int) -> Frames:
-    """Draw clips as :func:`clips` does, every other one in a colour that has no name.
+    """Draw and render clips, every other one in a colour that has no name.
 
     With four colours alone the autoencoder stores a name, not a colour, and forgets it by the end
     of the clip.
     """
     random = np.random.default_rng([seed, 3])
-    drawn: list[Scene | Walk] = [
-        *islice(scenes("train", seed), (count + 1) // 2),
-        *islice(walks("train", seed), count // 2),
-    ]
+    drawn = clips(count, seed)
     drawn = [drawn[index] for index in random.permutation(len(drawn))]
     return np.stack(
         [
@@ -103,15 +102,20 @@ def train_vae(work: Path) -> AutoencoderKLWan:
         y = vae.decode(posterior.sample()).sample
         weight = 1 + _OBJECT * shape
         error = y - x
-        rebuilt = ((error.abs() + 2 * error.square()) * weight).mean()
-        return {"rebuilt": rebuilt, "kl": _KL * posterior.kl().mean() / posterior.mean[0].numel()}
+        distance = ((error.abs() + 2 * error.square()) * weight).mean()
+        # posterior.kl() sums over some of a clip's dimensions, and not over others.
+        kl = 0.5 * (posterior.mean**2 + posterior.var - 1 - posterior.logvar).mean()
+        return {"rebuilt": distance, "kl": _KL * kl}
 
     weights = train("vae", vae, loss_of, steps=steps, peak=2.5e-3, work=work)
     vae.load_state_dict(weights)
     vae.to(torch.bfloat16).float()  # what is saved is bfloat16; what follows sees its rounding
     with torch.no_grad():
         latents = torch.cat(
-            [vae.encode(pixels(clips(16, seed=10**6 + i))).latent_dist.mode() for i in range(8)]
+            [
+                vae.encode(pixels(rendered(clips(16, seed=10**6 + i)))).latent_dist.mode()
+                for i in range(8)
+            ]
         )
     mean, std = latents.mean((0, 2, 3, 4)).tolist(), latents.std((0, 2, 3, 4)).tolist()
     measured = new_vae(mean, std)
@@ -131,9 +135,10 @@ def _batch(step: int) -> Frames:
     return any_colour(count, seed=frames * 10**5 + step)[:, start : start + frames]
 
 
-def psnr_db(vae: AutoencoderKLWan, frames: Frames) -> float:
-    """Return the peak signal to noise of a round trip, over all pixels of some clips."""
+def rebuilt(vae: AutoencoderKLWan, frames: Frames) -> Frames:
+    """Encode and decode clips; uint8, in the shape of ``frames``."""
     with torch.no_grad():
-        rebuilt = vae.decode(vae.encode(pixels(frames)).latent_dist.mode()).sample.clamp(-1, 1)
-    error = (rebuilt - pixels(frames)).square().mean().item() / 4
-    return float(-10 * np.log10(error))
+        decoded = vae.decode(vae.encode(pixels(frames)).latent_dist.mode()).sample
+    levels = ((decoded.clamp(-1, 1) + 1) * 127.5).round().byte()
+    frames_again: Frames = levels.permute(0, 2, 3, 4, 1).numpy()
+    return frames_again

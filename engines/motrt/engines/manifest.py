@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from motrt.engines.contract import CONTRACT_VERSION, Cache, Modality, check_modalities
 from motrt.engines.dtypes import DType, Precision
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 FORMAT = "motrt-bundle"
-LOWERINGS = ("native", "portable")
+LoweringName = Literal["native", "portable"]
+LOWERINGS: tuple[str, ...] = get_args(LoweringName)
 GUARDRAIL = "not exported"  # the public pipelines' safety checker
 _T = TypeVar("_T")
 

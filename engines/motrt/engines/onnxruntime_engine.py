@@ -114,7 +114,7 @@ def open_session(name: str, source: str | bytes, options: Any, providers: Sequen
     """
     check_providers(providers)
     # Threads that spin while they wait (for a millisecond by default) take the cores from others:
-    # beside one busy process a token took twice as long. None at all costs 15 % of a token.
+    # beside one busy process a token took twice as long. docs/performance.md has the numbers.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "20")
     try:
         session = onnxruntime().InferenceSession(source, options, providers=list(providers))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from motrt.engines.arguments import as_path
+from motrt.engines.arguments import as_path, of_kind
 from motrt.engines.bundle import (
     MANIFEST,
     Bundle,
@@ -37,7 +37,7 @@ from motrt.engines.contract import (
     generator_contract,
     reasoner_contract,
 )
-from motrt.engines.errors import CheckpointError, ConfigError, ExportError
+from motrt.engines.errors import CheckpointError, ExportError
 from motrt.engines.finite import check_finite
 from motrt.engines.manifest import FileRecord, Manifest
 from motrt.engines.progress import Progress, silent
@@ -98,11 +98,7 @@ def export_checkpoint(
         ExportError: The disk or the file system refuses, or a value overflows float16.
         ContractError: The written graphs fail the lint or the probe (a bug of motrt's).
     """
-    options = ExportOptions() if options is None else options
-    if not isinstance(options, ExportOptions):
-        raise ConfigError(
-            "options is of the wrong kind", got=type(options).__name__, expected="ExportOptions"
-        )
+    options = ExportOptions() if options is None else of_kind(ExportOptions, "options", options)
     checkpoint, output = as_path("the checkpoint", checkpoint), as_path("the output", output)
     started = time.perf_counter()
     lowering = lowering_named(options.lowering)

@@ -78,7 +78,28 @@ def conditioning_image(source: ImageSource, height: int, width: int) -> Floats:
     top, left = round((covering[0] - height) / 2), round((covering[1] - width) / 2)
     cut = resized[top : top + height, left : left + width]
     pixels: Floats = np.rint(cut).clip(np.float32(0), np.float32(255))
-    pixels = pixels / np.float32(127.5) - np.float32(1)
+    return _unit(pixels)
+
+
+def clip_pixels(clip: Array) -> Floats:
+    """Return frames uint8 ``[F, H, W, 3]`` as float32 in [-1, 1].
+
+    Raises:
+        ConfigError: They are of another type or shape.
+    """
+    shape, dtype = np.shape(clip), getattr(clip, "dtype", type(clip).__name__)
+    if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+        raise ConfigError(
+            "only frames can be encoded",
+            got=f"{dtype} {list(shape)}",
+            expected="uint8 [frames, height, width, 3]",
+        )
+    return _unit(clip.astype(np.float32))
+
+
+def _unit(levels: Floats) -> Floats:
+    """Scale levels 0-255 to [-1, 1]."""
+    pixels: Floats = levels / np.float32(127.5) - np.float32(1)
     return pixels
 
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from motrt.engines.arguments import of_kind
 from motrt.engines.bundle import Bundle
 from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
-from motrt.runtime._arguments import clip_pixels, of_kind
 from motrt.runtime.answering import ReasonStream, answer, as_messages
 from motrt.runtime.bundle_vae import open_vae, required_vae
 from motrt.runtime.generating import GenerationRun
 from motrt.runtime.generation_params import ActionCondition, GenerationParams
+from motrt.runtime.images import clip_pixels
 from motrt.runtime.latents_file import Latents, load_latents
 from motrt.runtime.params import SamplingParams
 from motrt.runtime.results import ReasonResult
@@ -70,6 +71,7 @@ class Runtime:
         self._streams: weakref.WeakSet[ReasonStream] = weakref.WeakSet()
         self._is_closed = False
         self._tokenizer: Tokenizer | None = None
+        self._text: TextModel | None = None
         self._sequence: TokenSequence | None = None
         self._vae: Vae | None = None
 
@@ -299,7 +301,7 @@ class Runtime:
         self._refuse_own_call()
         with self._lock:
             self._is_closed = True
-            self._sequence = None
+            self._sequence = self._text = None
             if self._vae is not None:
                 self._vae.close()
             if self._tokenizer is not None:
@@ -346,12 +348,14 @@ class Runtime:
             yield frames
 
     def _text_model(self) -> TextModel:
-        return TextModel(
-            self.bundle,
-            self._backend,
-            capacity=self._capacity,
-            chunk_size=self._chunk_size,
-        )
+        if self._text is None:
+            self._text = TextModel(
+                self.bundle,
+                self._backend,
+                capacity=self._capacity,
+                chunk_size=self._chunk_size,
+            )
+        return self._text
 
     def _tokens(self) -> Tokenizer:
         if self._tokenizer is None:

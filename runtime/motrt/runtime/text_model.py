@@ -75,8 +75,9 @@ class TextModel:
     def text_rotary(self, start: int, count: int) -> tuple[Array, Array]:
         """Return cos and sin for text at ``start`` and on; from a table, which decoding rereads."""
         end = start + count
-        if end > self._text_tables[0].shape[1]:
-            rows = -(-end // _TABLE_ROWS) * _TABLE_ROWS
+        rows = self._text_tables[0].shape[1]
+        if end > rows:  # doubled, or a long prompt's chunks would compute it again and again
+            rows = max(end, 2 * rows, _TABLE_ROWS)
             self._text_tables = self.rotary(text_positions(0, rows))
         cos, sin = self._text_tables
         return cos[:, start:end], sin[:, start:end]

@@ -16,6 +16,7 @@ from motrt.calibration.score.world import (
     SHAPES,
     SIZE,
     SPEEDS,
+    coverage,
     covers,
 )
 
@@ -36,7 +37,7 @@ class Seen:
     """What a clip shows; None where nothing of the kind can be told.
 
     Attributes:
-        colour: Nearest name, of the frame asked for.
+        colour: Nearest name, if that of every frame is the same.
         shape: The likeliest one, over all frames.
         centres: Centre of mass in each frame, float32 ``[T, 2]``, NaN where there is no shape.
     """
@@ -72,12 +73,12 @@ class Seen:
 
 def look(frames: Frames) -> Seen:
     """Look at a clip, uint8 ``[T, 64, 64, 3]``."""
-    covered = coverage(frames)
+    covered = seen_coverage(frames)
     centres = np.stack([_centre(frame) for frame in covered])
     return Seen(_colour(frames, covered), _shape(covered, centres), centres)
 
 
-def coverage(frames: Frames) -> Floats:
+def seen_coverage(frames: Frames) -> Floats:
     """Return how much of each pixel is shape, 0 to 1, float32 ``[T, H, W]``."""
     far = np.abs(frames.astype(np.float32) - np.array(BACKGROUND, np.float32)).max(-1)
     # A frame's own full colour: the brightest hundredth, so that a pale shape is still a shape.
@@ -96,7 +97,7 @@ def _centre(covered: Floats) -> Floats:
 
 
 def _colour(frames: Frames, covered: Floats) -> str | None:
-    """Return the colour that every part of the clip agrees on: that of its median frame."""
+    """Return the name that the shape's colour is nearest to in every frame, if there is one."""
     solid = covered > _SOLID
     means = [frame[mask].mean(0) for frame, mask in zip(frames, solid, strict=True) if mask.any()]
     if len(means) < len(frames):
@@ -123,11 +124,8 @@ def _shape(covered: Floats, centres: Floats) -> str | None:
 
 
 def _ideal(shape: str, x: float, y: float) -> Floats:
-    fine = (np.arange(SIZE * 2) + 0.5) / 2 - 0.5
     offset_x, offset_y = _mass_offset(shape)
-    inside = covers(shape, fine[None, :] - x + offset_x, fine[:, None] - y + offset_y)
-    drawn: Floats = inside.reshape(SIZE, 2, SIZE, 2).mean((1, 3), dtype=np.float32)
-    return drawn
+    return coverage(shape, x - offset_x, y - offset_y, subsamples=2)
 
 
 @cache

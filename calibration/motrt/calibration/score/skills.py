@@ -15,14 +15,14 @@ import numpy as np
 
 from motrt.calibration.score.pixels import Seen, look, true_centres
 from motrt.calibration.score.questions import questions
-from motrt.calibration.score.world import MAX_SPEED, Scene, Walk, scenes, walks
+from motrt.calibration.score.world import MAX_SPEED, scenes, walks
 from motrt.engines.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from motrt.calibration.score.subject import Subject
-    from motrt.calibration.score.world import Floats, Frames
+    from motrt.calibration.score.world import Clip, Floats, Frames
 
 _SEED = 900_000
 _FAR = 3.0  # pixels, a sixth of the shape: farther is somewhere else
@@ -82,7 +82,7 @@ def score(
 
 
 def _text_to_video(subject: Subject, samples: int) -> Iterable[Skills]:
-    for index, scene in _enumerated(scenes("held_out", _SEED), samples):
+    for index, scene in enumerate(islice(scenes("held_out", _SEED), samples)):
         seen = look(subject.make(scene.caption, _SEED + index))
         yield {
             "colour": float(seen.colour == scene.colour),
@@ -94,7 +94,7 @@ def _text_to_video(subject: Subject, samples: int) -> Iterable[Skills]:
 
 def _image_to_video(subject: Subject, samples: int) -> Iterable[Skills]:
     """The same object, from where it was, moves as the caption says."""
-    for index, scene in _enumerated(scenes("held_out", _SEED + 1), samples):
+    for index, scene in enumerate(islice(scenes("held_out", _SEED + 1), samples)):
         seen = look(subject.animate(scene.render()[0], scene.caption, _SEED + index))
         kept = _is(seen, scene) and seen.direction == scene.direction
         kept &= _distance(seen, scene, frames=slice(0, 1)) < _FAR
@@ -103,24 +103,23 @@ def _image_to_video(subject: Subject, samples: int) -> Iterable[Skills]:
 
 def _forward_dynamics(subject: Subject, samples: int) -> Iterable[Skills]:
     """The object is, in every frame, where the actions bring it."""
-    for index, walk in _enumerated(walks("held_out", _SEED + 2), samples):
-        clip = subject.drive(walk.render()[0], walk.caption, walk.actions, _SEED + index)
+    for index, walk in enumerate(islice(walks("held_out", _SEED + 2), samples)):
+        clip = subject.drive(walk.render()[0], walk.plain_caption, walk.actions, _SEED + index)
         seen = look(clip)
         followed = _is(seen, walk) and _distance(seen, walk) < _FAR
         yield {"forward_dynamics": float(followed)}
 
 
 def _inverse_dynamics(subject: Subject, samples: int) -> Iterable[Skills]:
-    for index, scene in _enumerated(scenes("held_out", _SEED + 3), samples):
-        caption = f"A {scene.colour} {scene.shape} moves."
-        actions = subject.read(scene.render(), caption, _SEED + index)
+    for index, scene in enumerate(islice(scenes("held_out", _SEED + 3), samples)):
+        actions = subject.read(scene.render(), scene.plain_caption, _SEED + index)
         error = np.linalg.norm(actions[:, :2] - scene.actions, axis=1).mean()
         yield {"inverse_dynamics_error": float(error / np.linalg.norm(scene.actions[0]))}
 
 
 def _policy(subject: Subject, samples: int) -> Iterable[Skills]:
     """The actions lead to where the instruction does."""
-    for index, scene in _enumerated(scenes("held_out", _SEED + 4), samples):
+    for index, scene in enumerate(islice(scenes("held_out", _SEED + 4), samples)):
         actions, _ = subject.act(scene.render()[0], scene.instruction, _SEED + index)
         off = (actions[:, :2] - scene.actions).sum(0) * MAX_SPEED
         yield {"policy": float(np.hypot(*off) < _FAR)}
@@ -133,7 +132,7 @@ def _reasoner(subject: Subject, samples: int) -> Iterable[Skills]:
 
 
 def _vae(subject: Subject, samples: int) -> Iterable[Skills]:
-    for _, scene in _enumerated(scenes("held_out", _SEED + 5), samples):
+    for scene in islice(scenes("held_out", _SEED + 5), samples):
         clip = scene.render()
         yield {"vae_psnr_db": psnr_db(clip, subject.rebuild(clip))}
 
@@ -144,19 +143,15 @@ def psnr_db(clip: Frames, other: Frames) -> float:
     return float(-10 * np.log10(max(error, 1e-10)))
 
 
-def _is(seen: Seen, thing: Scene | Walk) -> bool:
+def _is(seen: Seen, thing: Clip) -> bool:
     return seen.colour == thing.colour and seen.shape == thing.shape
 
 
-def _distance(seen: Seen, thing: Scene | Walk, frames: slice = slice(None)) -> float:
+def _distance(seen: Seen, thing: Clip, frames: slice = slice(None)) -> float:
     """Return the farthest that a frame's centre of mass is from the true one; inf without one."""
     off: Floats = seen.centres - true_centres(thing.shape, thing.path)
     farthest = float(np.hypot(off[frames, 0], off[frames, 1]).max())
     return farthest if np.isfinite(farthest) else np.inf
-
-
-def _enumerated(drawn: Any, samples: int) -> Any:
-    return enumerate(islice(drawn, samples))
 
 
 GROUPS: dict[str, Callable[[Subject, int], Iterable[Skills]]] = {

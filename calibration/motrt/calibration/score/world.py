@@ -6,7 +6,8 @@ Lengths are pixels, x to the right and y down; a clip is ``NUM_FRAMES`` frames o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -40,9 +41,8 @@ SPEEDS = {"slowly": 1, "quickly": 2}
 MAX_SPEED = 2
 """Pixels a frame that an action of 1 stands for."""
 MOVE_FRAMES = 4
-"""Frames of one move of a plan: one latent frame, one cell of the grid."""
+"""Frames of one move of a plan: one latent frame."""
 MAX_MOVES = (NUM_FRAMES - 1) // MOVE_FRAMES
-CELL = MOVE_FRAMES * MAX_SPEED
 GRID = 5
 STAY = "stay"
 
@@ -50,37 +50,29 @@ _MARGIN = 10
 _SUBSAMPLES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A clip of one steady motion; ``x`` and ``y`` are the shape's centre in the first frame."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clip(ABC):
+    """A shape that moves; ``x`` and ``y`` are its centre in the first frame."""
 
     colour: str
     shape: str
-    direction: str
-    speed: str
     x: int
     y: int
 
     @property
-    def caption(self) -> str:
-        """What the generator is told."""
-        return f"A {self.colour} {self.shape} moves {self.direction} {self.speed}."
-
-    @property
-    def instruction(self) -> str:
-        """What the policy is told."""
-        return f"Move the {self.colour} {self.shape} {self.direction} {self.speed}."
-
-    @property
-    def velocity(self) -> tuple[int, int]:
-        """Pixels a frame."""
-        dx, dy = DIRECTIONS[self.direction]
-        return dx * SPEEDS[self.speed], dy * SPEEDS[self.speed]
-
-    @property
+    @abstractmethod
     def actions(self) -> Floats:
         """The action of each step between two frames, float32 ``[16, 2]``, in units of MAX_SPEED."""
-        return np.tile(np.array(self.velocity, np.float32) / MAX_SPEED, (NUM_FRAMES - 1, 1))
+
+    @property
+    def still_caption(self) -> str:
+        """What the generator is told of one frame."""
+        return f"A {self.colour} {self.shape}."
+
+    @property
+    def plain_caption(self) -> str:
+        """What the generator is told where the motion is in actions, or asked for."""
+        return f"A {self.colour} {self.shape} moves."
 
     @property
     def path(self) -> Floats:
@@ -90,6 +82,42 @@ class Scene:
     def render(self) -> Frames:
         """Draw the clip, uint8 ``[17, 64, 64, 3]``."""
         return render(self.colour, self.shape, self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scene(Clip):
+    """One steady motion."""
+
+    direction: str
+    speed: str
+
+    @property
+    def caption(self) -> str:
+        """What the generator is told."""
+        return f"A {self.colour} {self.shape} moves {self.direction} {self.speed}."
+
+    @property
+    def open_caption(self) -> str:
+        """The same with the speed left open."""
+        return f"A {self.colour} {self.shape} moves {self.direction}."
+
+    @property
+    def instruction(self) -> str:
+        """What the policy is told."""
+        return f"Move the {self.colour} {self.shape} {self.direction} {self.speed}."
+
+    @property
+    def actions(self) -> Floats:
+        """See :class:`Clip`."""
+        way = np.array(DIRECTIONS[self.direction], np.float32)
+        return np.tile(way * SPEEDS[self.speed] / MAX_SPEED, (NUM_FRAMES - 1, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Walk(Clip):
+    """Several motions, one after another."""
+
+    actions: Floats = field()
 
 
 def is_held_out(colour: str, shape: str, direction: str) -> bool:
@@ -121,32 +149,8 @@ def scenes(split: Split, seed: int) -> Iterator[Scene]:
             int(random.integers(_MARGIN + travel * (d < 0), SIZE - _MARGIN - travel * (d > 0) + 1))
             for d in DIRECTIONS[direction]
         ]
-        yield Scene(colour, shape, direction, speed, *start)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Walk:
-    """A clip of several motions, one after another; ``actions`` as in :class:`Scene`."""
-
-    colour: str
-    shape: str
-    x: int
-    y: int
-    actions: Floats
-
-    @property
-    def caption(self) -> str:
-        """What the generator is told; the motion is in the actions alone."""
-        return f"A {self.colour} {self.shape} moves."
-
-    @property
-    def path(self) -> Floats:
-        """The centre in each frame, float32 ``[17, 2]``."""
-        return path_of(self.x, self.y, self.actions)
-
-    def render(self) -> Frames:
-        """Draw the clip, uint8 ``[17, 64, 64, 3]``."""
-        return render(self.colour, self.shape, self.path)
+        x, y = start
+        yield Scene(colour=colour, shape=shape, direction=direction, speed=speed, x=x, y=y)
 
 
 def walks(split: Split, seed: int) -> Iterator[Walk]:
@@ -177,7 +181,7 @@ def walks(split: Split, seed: int) -> Iterator[Walk]:
         x, y = (int(value) for value in start)
         path = path_of(x, y, actions)
         if path.min() >= low and path.max() <= high:
-            yield Walk(colour, shape, x, y, actions)
+            yield Walk(colour=colour, shape=shape, x=x, y=y, actions=actions)
 
 
 def path_of(x: float, y: float, actions: Floats) -> Floats:
@@ -193,16 +197,21 @@ def render(colour: str, shape: str, path: Floats) -> Frames:
 
 def draw(rgb: Sequence[float], shape: str, path: Floats) -> Frames:
     """Draw a shape of any colour, 0 to 255 each; see :func:`render`."""
-    offsets = (np.arange(_SUBSAMPLES) + 0.5) / _SUBSAMPLES
-    fine = (np.arange(SIZE)[:, None] + offsets).reshape(-1)
     background, ink = np.array(BACKGROUND, np.float32), np.array(rgb, np.float32)
     frames = np.empty((len(path), SIZE, SIZE, 3), np.uint8)
     for frame, (x, y) in zip(frames, path, strict=True):
-        inside = covers(shape, fine[None, :] - x - 0.5, fine[:, None] - y - 0.5)
-        blocks = inside.reshape(SIZE, _SUBSAMPLES, SIZE, _SUBSAMPLES)
-        cover = blocks.mean((1, 3), dtype=np.float32)[..., None]
-        frame[:] = np.rint(background + cover * (ink - background))
+        covered = coverage(shape, x, y, _SUBSAMPLES)[..., None]
+        frame[:] = np.rint(background + covered * (ink - background))
     return frames
+
+
+def coverage(shape: str, x: float, y: float, subsamples: int) -> Floats:
+    """Return how much of each pixel a shape at a centre covers, 0 to 1, float32 ``[64, 64]``."""
+    fine = (np.arange(SIZE * subsamples) + 0.5) / subsamples - 0.5
+    inside = covers(shape, fine[None, :] - x, fine[:, None] - y)
+    blocks = inside.reshape(SIZE, subsamples, SIZE, subsamples)
+    covered: Floats = blocks.mean((1, 3), dtype=np.float32)
+    return covered
 
 
 def covers(
@@ -227,9 +236,3 @@ def plan_actions(moves: Sequence[str]) -> Floats:
     padded = [*moves, *[STAY] * (MAX_MOVES - len(moves))]
     steps = [DIRECTIONS.get(move, (0, 0)) for move in padded]
     return np.repeat(np.array(steps, np.float32), MOVE_FRAMES, axis=0)
-
-
-def cell_centre(column: int, row: int) -> tuple[int, int]:
-    """Return the pixel at the centre of a cell of the plans' grid."""
-    first = SIZE // 2 - CELL * (GRID // 2)
-    return first + CELL * column, first + CELL * row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -18,8 +18,9 @@ from motrt.engines.commands.console import (
 )
 from motrt.engines.contract import Modality
 from motrt.engines.dtypes import Precision
+from motrt.engines.manifest import LoweringName
 from motrt.export.pipeline import export_checkpoint
-from motrt.export.result import ExportOptions, ExportResult
+from motrt.export.result import ExportOptions, ExportResult, ProbeMode
 
 HELP = "Write a checkpoint as a bundle: two graphs over one weights store."
 EXAMPLE = "Example: motrt export Cosmos3-Edge -o edge.bundle --precision fp32"
@@ -34,7 +35,7 @@ def command(
         Precision, typer.Option(help="Compute type; other weights are cast into one new file.")
     ] = Precision.FP32,
     lowering: Annotated[
-        Literal["native", "portable"],
+        LoweringName,
         typer.Option(help="native: opset 24. portable: opset 18 (JetPack 6, older runtimes)."),
     ] = "native",
     modalities: Annotated[
@@ -49,7 +50,7 @@ def command(
         bool, typer.Option("--overwrite", help="Replace a bundle that is already there.")
     ] = False,
     probe: Annotated[
-        Literal["auto", "always", "never"],
+        ProbeMode,
         typer.Option(help="Run the finished graphs once; auto: up to 1 GiB."),
     ] = "auto",
     as_json: Json = False,
