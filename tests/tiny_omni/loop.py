@@ -12,15 +12,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tiny_omni.muon import Muon
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 Tensors = Mapping[str, torch.Tensor]
 
 _EMA_FROM = 100
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each parameter."""
+_TABLES = ("embed", "head", "action_proj", "proj_out", "decoder.conv_out")
+"""In names of parameters that are looked up, or meet the world outside: AdamW's."""
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int = 100) -> float:
@@ -43,7 +45,7 @@ def train(
     log_every: int = 25,
     save_every: float = 60.0,
 ) -> dict[str, torch.Tensor]:
-    """Minimise the sum of the losses of each step.
+    """Minimise the sum of the losses of each step, with Muon and AdamW.
 
     Args:
         name: Of the stage: its snapshot and its log are ``work/NAME.safetensors`` and ``work/NAME.jsonl``.
@@ -61,25 +63,29 @@ def train(
     """
     work.mkdir(parents=True, exist_ok=True)
     parameters = dict(module.named_parameters())
-    optimizer = torch.optim.AdamW(
-        list(parameters.values()), lr=peak, betas=(0.9, 0.98), weight_decay=0.01
+    matrices = [p for key, p in parameters.items() if _is_matrix(key, p)]
+    others = [p for key, p in parameters.items() if not _is_matrix(key, p)]
+    optimizers: tuple[torch.optim.Optimizer, ...] = (
+        Muon(matrices, lr=peak),
+        torch.optim.AdamW(others, lr=peak, betas=(0.9, 0.98), weight_decay=0.01),
     )
     average = {key: p.detach().clone() for key, p in parameters.items()}
     snapshot, log = work / f"{name}.safetensors", work / f"{name}.jsonl"
     first, seconds, cpu = 0, 0.0, 0.0
     if snapshot.exists():
-        first, seconds, cpu = _restore(snapshot, parameters, average, optimizer)
+        first, seconds, cpu = _restore(snapshot, parameters, average, optimizers)
     saved = started = time.perf_counter()
     cpu_started = time.process_time()
     means: dict[str, float] = {}
     for step in range(first, steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, peak)
         losses = loss_of(step)
-        optimizer.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
         torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, steps, peak)
+            optimizer.step()
         decay = ema_decay if step >= _EMA_FROM else 0.9
         with torch.no_grad():
             for key, p in parameters.items():
@@ -102,7 +108,7 @@ def train(
                 snapshot,
                 parameters,
                 average,
-                optimizer,
+                optimizers,
                 step=step + 1,
                 seconds=seconds + time.perf_counter() - started,
                 cpu=cpu + time.process_time() - cpu_started,
@@ -110,18 +116,25 @@ def train(
     return average
 
 
+def _is_matrix(name: str, p: torch.Tensor) -> bool:
+    """Return whether a parameter is one of Muon's: it maps vectors to vectors, inside."""
+    return min(len(p), p[0].numel()) > 1 and not any(part in name for part in _TABLES)
+
+
 def _save(
     path: Path,
     parameters: Tensors,
     average: Tensors,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     **at: float,
 ) -> None:
     """Write everything that the next step depends on; the data depend on its index alone."""
     tensors = {f"parameters/{key}": p.detach() for key, p in parameters.items()}
     tensors |= {f"average/{key}": p for key, p in average.items()}
     for key, p in parameters.items():
-        tensors |= {f"{name}/{key}": optimizer.state[p][name] for name in _MOMENTS}
+        for optimizer in optimizers:
+            for name, value in optimizer.state.get(p, {}).items():
+                tensors[f"state/{name}/{key}"] = value
     partial = path.with_suffix(".partial")
     metadata = {name: repr(value) for name, value in at.items()}
     save_file({key: p.contiguous() for key, p in tensors.items()}, partial, metadata)
@@ -129,13 +142,22 @@ def _save(
 
 
 def _restore(
-    path: Path, parameters: Tensors, average: Tensors, optimizer: torch.optim.Optimizer
+    path: Path,
+    parameters: Tensors,
+    average: Tensors,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> tuple[int, float, float]:
     """Read a snapshot; returns its step, its seconds and its seconds of CPU."""
     with safe_open(path, "pt") as file, torch.no_grad():
         for key, p in parameters.items():
             p.copy_(file.get_tensor(f"parameters/{key}"))
             average[key].copy_(file.get_tensor(f"average/{key}"))
-            optimizer.state[p] = {name: file.get_tensor(f"{name}/{key}") for name in _MOMENTS}
+        for name in file.keys():  # noqa: SIM118  not a mapping
+            kind, _, rest = name.partition("/")
+            if kind == "state":
+                moment, _, key = rest.partition("/")
+                p = parameters[key]
+                owner = optimizers[0 if _is_matrix(key, p) else 1]
+                owner.state[p][moment] = file.get_tensor(name)
         at = file.metadata()
     return int(at["step"]), float(at["seconds"]), float(at["cpu"])

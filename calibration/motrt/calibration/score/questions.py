@@ -65,8 +65,7 @@ def _draw(kind: Kind, split: Split, random: np.random.Generator) -> Question:
             continue
         thing = f"{colour} {shape}"
         if kind == "plan":
-            prompt = f"The {thing} is at {x},{y}. Plan its way to {goal_x},{goal_y}."
-            return Question(kind, prompt, ", ".join(plan(x, y, goal_x, goal_y)) + ".")
+            return plan_question(thing, (x, y), (goal_x, goal_y))
         if kind == "expand":
             speed = list(SPEEDS)[random.integers(len(SPEEDS))]
             prompt = f"Expand: {thing}, {direction}, {speed}."
@@ -78,6 +77,12 @@ def _draw(kind: Kind, split: Split, random: np.random.Generator) -> Question:
             continue
         prompt = f"The {thing} is at {x},{y}. It moves {direction} {steps} steps. Where is it?"
         return Question(kind, prompt, f"It is at {end_x},{end_y}.")
+
+
+def plan_question(thing: str, start: tuple[int, int], goal: tuple[int, int]) -> Question:
+    """Ask for the way of a thing, such as ``red square``, from one cell of the grid to another."""
+    prompt = f"The {thing} is at {start[0]},{start[1]}. Plan its way to {goal[0]},{goal[1]}."
+    return Question("plan", prompt, ", ".join(plan(*start, *goal)) + ".")
 
 
 def plan(x: int, y: int, goal_x: int, goal_y: int) -> list[str]:

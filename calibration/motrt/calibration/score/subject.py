@@ -10,6 +10,8 @@ from motrt.calibration.score.world import FPS, NUM_FRAMES, SIZE
 from motrt.runtime import ActionCondition, GenerationParams, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from motrt.calibration.score.world import Floats, Frames
     from motrt.runtime import GenerationResult, Runtime
 
@@ -62,6 +64,13 @@ class RuntimeSubject:
     def ask(self, prompt: str) -> str:
         """See :class:`Subject`."""
         return self._runtime.reason(prompt, SamplingParams(max_new_tokens=64)).text
+
+    def ask_aloud(self, prompt: str, tell: Callable[[str], None]) -> str:
+        """Ask, and hand on each piece of the answer as it comes."""
+        stream = self._runtime.reason_stream(prompt, SamplingParams(max_new_tokens=64))
+        for piece in stream:
+            tell(piece)
+        return stream.result.text
 
     def make(self, caption: str, seed: int) -> Frames:
         """See :class:`Subject`."""

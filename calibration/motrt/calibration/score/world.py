@@ -227,6 +227,13 @@ def covers(
     return (y <= height) & (2 * np.abs(x) <= y + height)
 
 
+def cell_centre(column: int, row: int) -> tuple[int, int]:
+    """Return the pixel in the middle of a cell of the grid; a move of a plan is one cell."""
+    move = MOVE_FRAMES * MAX_SPEED
+    first = (SIZE - (GRID - 1) * move) // 2
+    return first + column * move, first + row * move
+
+
 def plan_actions(moves: Sequence[str]) -> Floats:
     """Return the actions of a plan, float32 ``[16, 2]``: each move takes ``MOVE_FRAMES`` steps.
 
