@@ -35,13 +35,13 @@ QUESTIONS = 18
 
 # How often each mode comes.
 MODES = {
-    "text_to_video": 0.34,
-    "text_to_image": 0.08,
-    "image_to_video": 0.14,
-    "forward_dynamics": 0.14,
-    "inverse_dynamics": 0.08,
-    "policy": 0.14,
-    "negative": 0.08,
+    "text_to_video": 0.26,
+    "text_to_image": 0.04,
+    "image_to_video": 0.10,
+    "forward_dynamics": 0.28,
+    "inverse_dynamics": 0.10,
+    "policy": 0.18,
+    "negative": 0.04,
 }
 _UNSPOKEN = 0.15  # of captions leave the speed open
 
