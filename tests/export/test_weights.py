@@ -404,7 +404,7 @@ def test_too_little_space_is_seen_before_the_work(
 def test_a_cast_that_fails_in_the_middle_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[MotrtError]
 ) -> None:
-    calls, cast = [], module._cast
+    calls, cast = [], module.cast_piece
 
     def breaking(*args: Any) -> Any:
         calls.append(args)
@@ -412,7 +412,7 @@ def test_a_cast_that_fails_in_the_middle_leaves_nothing(
             raise error("stop")
         return cast(*args)
 
-    monkeypatch.setattr(module, "_cast", breaking)
+    monkeypatch.setattr(module, "cast_piece", breaking)
     root = write_checkpoint(tmp_path / "c")
     with pytest.raises(error, match="stop"):
         _export(root, precision=Precision.FP16)

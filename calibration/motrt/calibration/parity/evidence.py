@@ -8,11 +8,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from motrt.engines.bundle import Bundle, write_atomic
+from motrt.engines.atomic import write_atomic
 from motrt.engines.errors import BundleError
 
 if TYPE_CHECKING:
     from motrt.calibration.parity.report import ParityReport
+    from motrt.engines.bundle import Bundle
 
 REPORT = "parity.json"
 
