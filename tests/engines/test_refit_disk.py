@@ -20,8 +20,9 @@ from safetensors.numpy import load_file, save_file
 from motrt.engines.bundle import MANIFEST, REVISIONS, Bundle
 from motrt.engines.dtypes import Precision
 from motrt.engines.errors import BundleError, ConfigError, RefitError
-from motrt.engines.refit import disk, revision
+from motrt.engines.refit import revision
 from motrt.engines.refit.disk import refit_bundle
+from motrt.engines.refit.probe import by_file
 from motrt.engines.refit.recipe import Recipe
 from motrt.engines.verification import verify_bundle
 from motrt.export.pipeline import export_checkpoint
@@ -284,7 +285,7 @@ def test_a_full_disk_leaves_the_old_state(
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 
-    monkeypatch.setattr(revision.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     _refused(root, "No space left", checkpoint("edge-like", seed=1, dtype="bfloat16"))
     assert calls
 
@@ -375,14 +376,12 @@ def test_equal_valued_tensors_are_each_their_own(
 def test_a_stop_after_the_first_engine_leaves_both_old(
     root: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_file = disk.by_file
-
     def stop(bundle: Bundle, engine: str) -> Any:
         if bundle.manifest.revision is not None and engine == "generator":
             raise RefitError("stop", got="after the first engine")
         return by_file(bundle, engine)
 
-    monkeypatch.setattr(disk, "by_file", stop)
+    monkeypatch.setattr("motrt.engines.refit.disk.by_file", stop)
     _refused(root, "stop", other)
 
 

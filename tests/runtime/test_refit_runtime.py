@@ -15,6 +15,7 @@ from motrt.engines.bundle import Bundle
 from motrt.engines.dtypes import Precision
 from motrt.engines.errors import ConfigError, ExecutionError, RefitError
 from motrt.engines.onnxruntime_backend import RESIDENCIES, OnnxRuntimeBackend
+from motrt.engines.onnxruntime_engine import ort_value
 from motrt.engines.refit import live
 from motrt.engines.refit.disk import refit_bundle
 from motrt.export.pipeline import export_checkpoint
@@ -208,13 +209,12 @@ def test_the_new_embedding_table_counts(
 
     new = edit_checkpoint(source, tmp_path / "new", edit)
     bundle = _export(new, tmp_path / "bundle")
-    with _open(root, residency=residency) as runtime, _open(bundle) as fresh:
-        result = runtime.refit(new)
-        assert result.moved == {"host": 1}
-        assert (
-            runtime.reason("Hello", SAMPLING).token_ids
-            == fresh.reason("Hello", SAMPLING).token_ids
-        )
+    options = {"residency": residency}
+    with _open(root, **options) as runtime, _open(bundle, **options) as fresh:
+        old = _state(runtime)
+        assert runtime.refit(new).moved == {"host": 1}
+        assert _state(runtime) == _state(fresh) != old
+        assert runtime.reason("Hello", SAMPLING).token_ids
 
 
 def test_what_was_read_from_is_kept_alive(root: Path, other: Path, tmp_path: Path) -> None:
@@ -291,30 +291,37 @@ def _backend_with(
     monkeypatch: pytest.MonkeyPatch, engine: str, wrong: dict[str, str | None]
 ) -> None:
     """Let one engine's session get other tensors than its weights; None is the base's own."""
+    import onnxruntime
+
     from motrt.engines import onnxruntime_backend as module
 
-    session, value = OnnxRuntimeBackend._session, module.ort_value
+    session = OnnxRuntimeBackend._session
     current = threading.local()
+    held: list[Any] = []
+
+    class Options(onnxruntime.SessionOptions):  # type: ignore[misc]  # no types
+        def add_initializer(self, name: str, value: Any) -> None:
+            if current.engine == engine and name in wrong:
+                store, other = current.backend.bundle.weights(), wrong[name]
+                if other is None:
+                    store = current.backend.bundle.base().weights()
+                held.append(store)
+                value = ort_value(onnxruntime, store, other or name)
+                held.append(value)
+            super().add_initializer(name, value)
 
     def open_session(self: OnnxRuntimeBackend, contract: Any) -> Any:
         current.engine = contract.name if self.bundle.replaced else None
-        if current.engine == engine:
-            self._weights = {}  # so that this session's values are made for it
+        current.backend = self
         return session(self, contract)
 
-    def give(ort: Any, store: Any, name: str) -> Any:
-        if getattr(current, "engine", None) == engine and name in wrong:
-            other = wrong[name]
-            if other is None:
-                store = store.subset({name})
-                store.replaced = {}
-                stale.append(store)
-            return value(ort, store, other or name)
-        return value(ort, store, name)
+    def make(threads: int | None) -> Any:
+        made = Options()
+        made.intra_op_num_threads = threads
+        return made
 
-    stale: list[Any] = []
     monkeypatch.setattr(OnnxRuntimeBackend, "_session", open_session)
-    monkeypatch.setattr(module, "ort_value", give)
+    monkeypatch.setattr(module, "session_options", make)
 
 
 def test_a_failed_check_of_values_leaves_both_old(root: Path, other: Path, tmp_path: Path) -> None:
@@ -390,9 +397,11 @@ def test_requests_that_make_no_sense_are_refused(root: Path, other: Path) -> Non
 def test_a_backend_without_refit_says_so(root: Path, other: Path) -> None:
     from motrt.export.torch_backend import TorchBackend
 
-    with Runtime.open(root, backend=TorchBackend) as runtime:
-        with pytest.raises(ExecutionError, match="cannot be refitted"):
-            runtime.refit(other)
+    with (
+        Runtime.open(root, backend=TorchBackend) as runtime,
+        pytest.raises(ExecutionError, match="cannot be refitted"),
+    ):
+        runtime.refit(other)
 
 
 def test_disk_and_process_do_the_same(root: Path, source: Path, tmp_path: Path) -> None:
