@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 # W than the checkpoint's; by what they must be for a plain LoRA.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA", None),
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
     "lora_bias": (False, None),
     "fan_in_fan_out": (False, None),
     "bias": ("none", None),
@@ -27,9 +25,9 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
-    "megatron_config": (None,),
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+_VARIANTS = {"use_dora": "DoRA", "use_qalora": "QALoRA", "use_bdlora": "BD-LoRA"}
 _MAX_RANK = 1 << 20
 _Number = TypeVar("_Number", int, float)
 
@@ -91,9 +89,12 @@ def read_adapter_config(data: Mapping[str, Any], file: str) -> AdapterConfig:
     Raises:
         RefitError: A value of the wrong kind, or a setting that makes it another method than LoRA.
     """
-    for key, plain in _PLAIN.items():
-        if key in data and data[key] not in plain:
-            raise unsupported(file, f"{key} = {data[key]!r}", "its adapter config")
+    for key, value in data.items():
+        # A variant of LoRA announces itself by a switch, or by a config of its own.
+        is_switch = key.startswith("use_") and key != "use_rslora"
+        is_variant = is_switch or (key.endswith("_config") and key != "eva_config")
+        if (value and is_variant) or (key in _PLAIN and value not in _PLAIN[key]):
+            raise unsupported(file, _VARIANTS.get(key, key), f"{key} = {value!r}")
     targets = data.get("target_modules")
     is_list = isinstance(targets, list) and all(isinstance(item, str) for item in targets)
     if not is_list and not isinstance(targets, (str, type(None))):
