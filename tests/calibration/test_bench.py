@@ -29,7 +29,7 @@ from tiny_checkpoints import FILE, edit_tensors
 
 RATIOS = {
     "denoise_image", "denoise_clip", "prefill", "decode", "decode_genai", "cold_start",
-    "rss_shared",
+    "rss_shared", "refit_reopen", "refit_export",
 }  # fmt: skip
 SECONDS = {"runtime_import", "export_nano", "export_super"}
 
