@@ -10,7 +10,6 @@ Residency decides how often a weight lies in memory:
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from motrt.engines._onnxruntime import onnxruntime
@@ -166,17 +165,9 @@ class OnnxRuntimeBackend:
         config = bundle.manifest.model
         engines = tuple(name for name in ENGINES if changed & read_by(config, name))
         if self.residency != "swap":
-            fresh.open_together(engines)
+            for name in engines:
+                getattr(fresh, name)()
         return StagedSessions(self, fresh, engines)
-
-    def open_together(self, engines: Sequence[str]) -> None:
-        """Open engines side by side, which two cores do in the time of one."""
-        if self.residency == "shared":
-            for name in self._store:
-                self._mapped(name)  # before the threads: each of them reads the same table
-        with ThreadPoolExecutor(len(ENGINES)) as pool:
-            for opening in [pool.submit(getattr(self, name)) for name in engines]:
-                opening.result()
 
     def take_over(self, fresh: OnnxRuntimeBackend, engines: Sequence[str]) -> None:
         """Put another backend's weights, and its sessions of some engines, in the own's place."""

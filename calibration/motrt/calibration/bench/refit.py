@@ -14,6 +14,7 @@ from motrt.engines.bundle import Bundle
 from motrt.engines.errors import ExecutionError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend
 from motrt.engines.probe_inputs import probe_feeds
+from motrt.engines.refit.disk import refit_bundle
 from motrt.engines.refit.live import refit_engines
 from motrt.engines.refit.request import open_request
 from motrt.engines.weight_names import ENGINES
@@ -46,6 +47,8 @@ class Refit:
         self._exported = [
             export_checkpoint(tune, folder / f"{tune.name}.bundle").bundle for tune in self._tunes
         ]
+        self._on_disk = folder / "refitted.bundle"
+        shutil.copytree(bundle, self._on_disk)
         self._bundle, self._backend = self._open(bundle)
         self._runs = 0
 
@@ -80,6 +83,11 @@ class Refit:
     def reopen(self) -> None:
         """Open the fine-tune's bundle, which is there already, and both engines."""
         self._open(self._exported[self._runs % 2])
+
+    def refit_on_disk(self) -> None:
+        """Refit a bundle on disk with the fine-tune, and open it: reopening, from a checkpoint."""
+        refit_bundle(self._on_disk, self._tunes[self._runs % 2])
+        self._open(self._on_disk)
 
     def export(self) -> float:
         """Export the fine-tune in this process and open it; returns the seconds."""
@@ -119,9 +127,10 @@ class Refit:
         return bundle, backend
 
 
-def compare_reopen(refit: Refit, repeats: int) -> Comparison:
-    """Time refits and reopenings in turn."""
-    return alternate(refit.refit, refit.reopen, repeats)
+def compare_reopen(refit: Refit, repeats: int) -> tuple[Comparison, Comparison]:
+    """Time refits and reopenings in turn; then reopenings of a bundle refitted on disk first."""
+    reopened = alternate(refit.refit, refit.reopen, repeats)
+    return reopened, alternate(refit.refit, refit.refit_on_disk, repeats)
 
 
 def compare_export(refit: Refit, repeats: int) -> tuple[Comparison, Timing]:

@@ -47,4 +47,8 @@ def record_evidence(bundle: Bundle, report: ParityReport) -> Bundle:
         "sources": report.outcome.sources,
         "report_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-    return bundle.commit(dataclasses.replace(bundle.manifest, parity=summary))
+    try:
+        return bundle.commit(dataclasses.replace(bundle.manifest, parity=summary))
+    except BundleError:
+        (bundle.root / REPORT).unlink(missing_ok=True)
+        raise

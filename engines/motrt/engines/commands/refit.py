@@ -76,14 +76,16 @@ def command(
 def _tell(bundle: Path, result: RefitResult) -> None:
     console, tensors = words(), result.tensors
     if not result.changed:
-        console.print(f"{bundle}: nothing changed, the bundle has these weights already")
+        text = f"{bundle}: nothing changed, the bundle has these weights already"
+        console.print(text, soft_wrap=True)
         return
     state = "as exported" if result.revision is None else f"revision {result.revision}"
     moved = ", ".join(f"{count} {reader}" for reader, count in result.moved.items())
     console.print(
         f"{bundle}: {state}; {tensors['moved']} of {tensors['total']} tensors moved ({moved}); "
         f"wrote {human_bytes(result.written_bytes)}, linked {human_bytes(result.linked_bytes)}; "
-        f"{result.seconds['total']:.1f} s"
+        f"{result.seconds['total']:.1f} s",
+        soft_wrap=True,
     )
     reason = result.probe.get("reason")
     console.print(f"  probe: {result.probe['status']}" + (f" ({reason})" if reason else ""))
