@@ -7,9 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import contract_runner
 from motrt.engines.bundle import Bundle
+from motrt.engines.probe_inputs import probe_feeds
 from motrt.export.cli import run
 from motrt.export.pipeline import export_checkpoint
 from motrt.export.result import ExportOptions
@@ -94,6 +97,21 @@ def test_everything_follows_the_revision(
         assert run(["run", "reasoner", str(bundle), *words]) == 0
         answers.append(json.loads(capsys.readouterr().out)["token_ids"])
     assert answers[0] == answers[1]
+
+
+def test_a_stranger_who_has_read_the_contract_follows_the_revision(
+    root: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    new = checkpoint("edge-like", seed=1)
+    assert run(["refit", str(root), "--weights", str(new), "--quiet"]) == 0
+    fresh = export_checkpoint(new, tmp_path / "fresh", ExportOptions(probe="never")).bundle
+    strangers = [contract_runner.Bundle(folder) for folder in (root, fresh)]
+    assert strangers[0].path("generator.onnx").parent.name == Bundle.open(root).content.name
+    contract = Bundle.open(fresh).generator_contract()
+    have, want = (stranger.run("generator.onnx", probe_feeds(contract)) for stranger in strangers)
+    assert same(have, want)
+    ids = np.array([[1, 2, 3]])
+    assert strangers[0].embed(ids).tobytes() == strangers[1].embed(ids).tobytes()
 
 
 def test_validate_does_not_undo_a_refit_that_came_between(
