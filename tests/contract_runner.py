@@ -71,7 +71,7 @@ class Bundle:
         )
         if revision is None or not is_revised:
             return self.folder / name
-        return self.folder / "revisions" / revision["id"] / name
+        return self.folder / "revisions" / str(revision["id"]) / name
 
     def run(self, graph: str, feeds: Named) -> Named:
         """Run one graph by file name; every output by its name."""

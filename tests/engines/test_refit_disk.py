@@ -442,6 +442,45 @@ def test_kill_9_around_the_commit_leaves_one_state(
         assert same(tensors_of(root), now)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_at_the_commit_leaves_the_new_state_whole(
+    root: Path, other: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    replace = Path.replace
+
+    def interrupt(self: Path, target: Path) -> Path:
+        result = replace(self, target)
+        signal.raise_signal(number)
+        return result
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            patch.setattr(Path, "replace", interrupt)
+            refit_bundle(root, other)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert Bundle.open(root).manifest.revision is not None
+    assert not refit_bundle(root, other).changed
+    assert refit_bundle(root, restore=True).changed
+
+
+def test_an_interrupt_before_the_commit_leaves_the_old_state(
+    root: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = tree(root)
+    monkeypatch.setattr("motrt.engines.refit.disk._verify", stop)
+    with pytest.raises(KeyboardInterrupt):
+        refit_bundle(root, other)
+    assert tree(root) == before
+
+
 def test_one_writer_at_a_time(root: Path, other: Path) -> None:
     from motrt.engines.atomic import writing_alone
 

@@ -385,6 +385,8 @@ def test_files_that_are_no_adapter_are_refused(root: Path, tmp_path: Path) -> No
     adapter = write_peft(tmp_path / "a", factors(root, [MODULE]))
     (adapter / "adapter_config.json").write_text("[]")
     _refused(root, "cannot read adapter_config", adapter)
+    (adapter / "adapter_config.json").unlink()  # alpha = rank would be a guess
+    _refused(root, "is not beside", adapter)
     made = write_diffusers(
         tmp_path / "m.safetensors", factors(root, [MODULE]), metadata={"r": 2, "use_dora": True}
     )
@@ -393,7 +395,7 @@ def test_files_that_are_no_adapter_are_refused(root: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, "1", None, True])
 def test_a_scale_is_a_finite_number(scale: Any) -> None:
-    with pytest.raises(RefitError, match="scale"):
+    with pytest.raises(ConfigError, match="scale"):
         Lora("a", scale)
     with pytest.raises(ConfigError):
         Lora(3)  # type: ignore[arg-type]

@@ -351,6 +351,27 @@ def test_an_interrupt_during_the_probe_leaves_both_old(
         assert _state(runtime) == before
 
 
+def test_an_interrupt_at_the_switch_leaves_no_mix(
+    root: Path, other: Path, other_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    take_over = OnnxRuntimeBackend.take_over
+
+    def interrupt(*arguments: Any) -> None:
+        take_over(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    with _open(root) as runtime, _open(other_root) as fresh:
+        with monkeypatch.context() as patch:
+            patch.setattr(OnnxRuntimeBackend, "take_over", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                runtime.refit(other)
+        assert _state(runtime) == _state(fresh)
+        want = fresh.reason("A question?", SAMPLING).token_ids
+        assert runtime.reason("A question?", SAMPLING).token_ids == want
+
+
 def test_a_running_answer_ends_on_its_weights(root: Path, other: Path) -> None:
     with _open(root) as runtime:
         want = runtime.reason("A question?", SAMPLING).token_ids

@@ -64,13 +64,13 @@ class Bundle:
         """
         root = as_path("the bundle", root)
         while True:
-            manifest = _read_manifest(root)
+            manifest = read_manifest(root)
             bundle = cls(root, manifest)
             try:
                 bundle.check()
             except BundleError:
                 # A refit may have put another revision in place of the one that was just read.
-                if _read_manifest(root).revision == manifest.revision:
+                if read_manifest(root).revision == manifest.revision:
                     raise
             else:
                 return bundle
@@ -149,7 +149,7 @@ class Bundle:
             BundleError: The disk refuses, or the bundle was refitted since it was opened.
         """
         with writing_alone(self.root):
-            if _read_manifest(self.root).revision != self.manifest.revision:
+            if read_manifest(self.root).revision != self.manifest.revision:
                 raise BundleError(
                     "the bundle was refitted meanwhile; it is unchanged",
                     expected="the weights that it was opened with",
@@ -260,7 +260,12 @@ def is_revised(name: str) -> bool:
     return name in GRAPHS or name.startswith(f"weights/{TRANSFORMER}/")
 
 
-def _read_manifest(root: Path) -> Manifest:
+def read_manifest(root: Path) -> Manifest:
+    """Read a bundle's manifest; its files are not looked at.
+
+    Raises:
+        BundleError: There is none, or it is not sound.
+    """
     path = root / MANIFEST
     if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         raise BundleError(

@@ -308,10 +308,7 @@ class Runtime:
         """
         with self._busy():
             wanted = open_request(self.bundle, weights, lora, restore=restore)
-            self.bundle, result = refit_engines(self._backend, self.bundle, wanted)
-            if result.changed:
-                self._text = self._sequence = None
-            return result
+            return refit_engines(self._backend, self.bundle, wanted, self._switch)
 
     @property
     def cache_nbytes(self) -> int:
@@ -347,6 +344,9 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _switch(self, bundle: Bundle) -> None:
+        self.bundle, self._text, self._sequence = bundle, None, None
 
     def _answer(
         self, messages: list[dict[str, Any]], params: SamplingParams

@@ -76,7 +76,7 @@ class Refit:
         """Give the running engines the other fine-tune."""
         recipe = open_request(self._bundle, self._tunes[self._runs % 2])
         self._runs += 1
-        self._bundle, result = refit_engines(self._backend, self._bundle, recipe)
+        result = refit_engines(self._backend, self._bundle, recipe, self._switch)
         if result.tensors["moved"] != result.tensors["total"]:
             raise ExecutionError("a refit of the bench moved too little", got=result.tensors)
 
@@ -109,6 +109,9 @@ class Refit:
             subprocess.run([*command, "--quiet"], check=True, capture_output=True)
 
         return self._timed(run)
+
+    def _switch(self, bundle: Bundle) -> None:
+        self._bundle = bundle
 
     def _timed(self, write: Callable[[Path, Path], object]) -> float:
         target = self._folder / "again.bundle"

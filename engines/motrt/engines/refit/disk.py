@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from motrt.engines.arguments import as_path
@@ -161,7 +162,8 @@ def _commit(bundle: Bundle, manifest: Manifest) -> None:
     """Rename once; what stood before is removed then."""
     with uninterrupted():
         bundle.commit_alone(manifest)
-        (bundle.root / "parity.json").unlink(missing_ok=True)  # it is about other weights
+        with suppress(OSError):  # it is about other weights; the manifest no longer names it
+            (bundle.root / "parity.json").unlink(missing_ok=True)
         if bundle.manifest.revision is not None:
             drop(bundle.root / REVISIONS / bundle.manifest.revision.id)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from motrt.engines.bundle import Bundle
+from motrt.engines.bundle_writer import uninterrupted
 from motrt.engines.errors import ExecutionError, MotrtError
 from motrt.engines.refit.probe import (
     by_name,
@@ -23,23 +24,27 @@ from motrt.engines.refit.result import Clock, RefitResult, count_by_reader
 from motrt.engines.weight_names import ENGINES, read_by
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from motrt.engines.refit.protocol import StagedEngines
     from motrt.engines.refit.recipe import Recipe
     from motrt.engines.tensors import Array
 
 
-def refit_engines(backend: object, bundle: Bundle, recipe: Recipe) -> tuple[Bundle, RefitResult]:
+def refit_engines(
+    backend: object, bundle: Bundle, recipe: Recipe, switch: Callable[[Bundle], None]
+) -> RefitResult:
     """Give a backend's engines the weights of a recipe.
 
     Args:
         backend: The backend; it changes only if this returns.
         bundle: The bundle as the backend has it now.
         recipe: What the weights shall be.
+        switch: Called once, together with the engines' change, with the bundle that has the new
+            weights: for everybody else who reads them. It must not fail.
 
     Returns:
-        The bundle with the new weights, for everybody else who reads them, and what was done.
+        What was done.
 
     Raises:
         ExecutionError: The backend cannot be refitted, or an engine does not take the weights.
@@ -61,7 +66,7 @@ def refit_engines(backend: object, bundle: Bundle, recipe: Recipe) -> tuple[Bund
     config = bundle.manifest.model
     counts = {"total": len(recipe.base), "touched": len(touched), "moved": len(moved)}
     if not moved:
-        done = RefitResult(
+        return RefitResult(
             changed=False,
             revision=None,
             tensors=counts,
@@ -70,7 +75,6 @@ def refit_engines(backend: object, bundle: Bundle, recipe: Recipe) -> tuple[Bund
             probe={"status": "skipped", "reason": "these weights are running already"},
             seconds=clock.seconds(),
         )
-        return bundle, done
     plain = dataclasses.replace(bundle.manifest, revision=None)
     new = Bundle(bundle.root, plain, touched)
     verbatim = [name for name in touched if recipe.is_verbatim(name)]
@@ -80,6 +84,8 @@ def refit_engines(backend: object, bundle: Bundle, recipe: Recipe) -> tuple[Bund
     if reason is None and not backend.is_on_cpu:
         reason = "the probe's reference runs on the CPU, the engines elsewhere"
     engines = [name for name in ENGINES if read_by(config, name) & set(moved)]
+    if not engines:
+        reason = "no engine reads what moved"
 
     def reference() -> dict[str, dict[str, Array]]:
         recipe.check_finite(verbatim, lambda _: None)
@@ -100,8 +106,10 @@ def refit_engines(backend: object, bundle: Bundle, recipe: Recipe) -> tuple[Bund
     except BaseException:
         staged.discard()
         raise
-    staged.commit()
-    return new, RefitResult(
+    with uninterrupted():  # or Ctrl-C could come between the engines and the embedding table
+        staged.commit()
+        switch(new)
+    return RefitResult(
         changed=True,
         revision=None,
         tensors=counts,

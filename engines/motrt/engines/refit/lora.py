@@ -13,7 +13,7 @@ import numpy as np
 
 from motrt.engines.arguments import as_path
 from motrt.engines.checkpoint import FLOATS, read_json
-from motrt.engines.errors import CheckpointError, RefitError
+from motrt.engines.errors import CheckpointError, ConfigError, RefitError
 from motrt.engines.finite import pieces, refuse_nonfinite
 from motrt.engines.refit.adapter_config import (
     AdapterConfig,
@@ -42,8 +42,7 @@ class Lora:
         scale: Multiplies the whole update; 0 leaves the weights, −1 takes a merged one out.
 
     Raises:
-        ConfigError: ``path`` is no path.
-        RefitError: The scale is no finite number.
+        ConfigError: ``path`` is no path, or the scale no finite number.
     """
 
     path: str | Path
@@ -54,7 +53,7 @@ class Lora:
         as_path("the adapter", self.path)
         is_number = isinstance(self.scale, (int, float)) and not isinstance(self.scale, bool)
         if not is_number or not math.isfinite(self.scale):
-            raise RefitError("a LoRA's scale is no number", got=self.scale, expected="finite")
+            raise ConfigError("a LoRA's scale is no number", got=self.scale, expected="finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,13 @@ def open_lora(lora: Lora, table: Mapping[str, WeightEntry]) -> Adapter:
         beside = path.parent / _CONFIG
         if config is None and beside.is_file():
             config = read_adapter_config(read_json(beside), _CONFIG)
+        if config is None and any(key.startswith("base_model.model.") for key in store):
+            raise RefitError(
+                f"PEFT's {_CONFIG} is not beside {path.name}",
+                got="factors without rank and alpha",
+                expected=f"both files in {path.parent}",
+                fix="Copy the whole folder of the adapter.",
+            )
         found = _modules(store, path.name)
         updates = _updates(found, store, config, lora.scale, path.name, table)
     except CheckpointError as err:

@@ -28,7 +28,6 @@ def check_request(weights: str | Path | None, loras: Loras, *, restore: bool) ->
 
     Raises:
         ConfigError: See above, or an argument is no path.
-        RefitError: A scale is no number.
     """
     items: list[Any] = list(loras) if isinstance(loras, (list, tuple)) else [loras]
     adapters = tuple(item if isinstance(item, Lora) else Lora(item) for item in items)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from motrt.engines.atomic import sync_folder
-from motrt.engines.bundle import GRAPHS, MANIFEST, REVISIONS, Bundle
+from motrt.engines.bundle import GRAPHS, MANIFEST, REVISIONS, Bundle, read_manifest
 from motrt.engines.errors import BundleError, RefitError
 from motrt.engines.safetensors_header import read_header
 
@@ -61,7 +61,7 @@ def new_revision(bundle: Bundle) -> Iterator[str]:
         folder.mkdir(parents=True)
         yield name
     except OSError as err:
-        drop(folder)
+        _drop_unless_in_force(bundle.root, name)
         raise RefitError(
             "cannot write the new weights; the bundle is unchanged",
             got=err.strerror or err,
@@ -69,7 +69,7 @@ def new_revision(bundle: Bundle) -> Iterator[str]:
             fix="Free space or check permissions, and refit again.",
         ) from err
     except BaseException:
-        drop(folder)
+        _drop_unless_in_force(bundle.root, name)
         raise
 
 
@@ -128,8 +128,9 @@ def clean(bundle: Bundle) -> None:
         raise BundleError(
             f"{REVISIONS} is a link", got=revisions, expected="a folder of the bundle's own"
         )
-    for path in bundle.root.glob(f".{MANIFEST}.*"):
-        path.unlink(missing_ok=True)
+    with suppress(OSError):  # they cost room and nothing else; the write itself will say why
+        for path in bundle.root.glob(f".{MANIFEST}.*"):
+            path.unlink(missing_ok=True)
     if not revisions.is_dir():
         return
     revision = bundle.manifest.revision
@@ -142,12 +143,19 @@ def clean(bundle: Bundle) -> None:
 
 def drop(path: Path) -> None:
     """Remove a revision, whole or not; the folder of revisions too if it was the last."""
-    if path.is_symlink():
-        path.unlink()
-    else:
+    with suppress(OSError):  # what stays is removed by the next refit
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
         path.parent.rmdir()
+
+
+def _drop_unless_in_force(root: Path, name: str) -> None:
+    """Remove a revision that did not come to be: Ctrl-C may have come just after its commit."""
+    with suppress(BundleError):  # an unreadable manifest: the next refit cleans up
+        revision = read_manifest(root).revision
+        if revision is None or revision.id != name:
+            drop(root / REVISIONS / name)
 
 
 def _same_file(base: Path, recipe: Recipe, tensors: list[str]) -> Path | None:
