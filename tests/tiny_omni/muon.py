@@ -48,6 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     def _momentum(self, p: torch.Tensor) -> torch.Tensor:
         """Take up a parameter's gradient; returns Nesterov's momentum as a matrix."""
+        assert p.grad is not None
         state = self.state[p]
         if not state:
             state["momentum"] = torch.zeros_like(p)
@@ -59,7 +60,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """Bring the singular values of matrices near 1 by Newton-Schulz steps in bfloat16, without an SVD."""
     a, b, c = _QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = (matrices.mT if tall else matrices).bfloat16()
+    x: torch.Tensor = (matrices.mT if tall else matrices).bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT

@@ -9,6 +9,7 @@
     ├── ContractError           (ValueError)   a graph or an array disagrees with the contract
     ├── BundleError                            a bundle is damaged, foreign or from a newer motrt
     ├── ExportError                            a graph or a converted weight cannot be written
+    ├── RefitError                             new weights cannot take the place of the old ones
     ├── ExecutionError                         an engine refused a run
     ├── SchedulerError          (RuntimeError) a scheduler was driven out of order
     └── ParityError                            numbers differ from the reference
@@ -92,6 +93,10 @@ class BundleError(MotrtError):
 
 class ExportError(MotrtError):
     """A graph or a converted weight cannot be written."""
+
+
+class RefitError(MotrtError):
+    """New weights cannot take the place of the old ones, which stay as they were."""
 
 
 class ExecutionError(MotrtError):

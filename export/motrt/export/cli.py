@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = {
     "validate": Verb(
         "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
     ),
+    "refit": Verb("motrt.engines.commands.refit", "Give a bundle other weights, or a LoRA."),
     "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
     "demo": Verb(
         "motrt.calibration.commands.demo", "Show both modes: of a trained tiny model, or a bundle."
