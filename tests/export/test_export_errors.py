@@ -555,7 +555,7 @@ INTERRUPTER = """
     def beside():
         return sorted(path.name for path in target.parent.iterdir())
 
-    weights._cast = slow(weights._cast, 0.001)
+    weights.cast_piece = slow(weights.cast_piece, 0.001)
     bundle._swap = slow(bundle._swap, 0.01)
     bundle.shutil.rmtree = slow(bundle.shutil.rmtree, 0.01)
     checkpoint, target, log = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
