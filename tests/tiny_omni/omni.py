@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tiny_omni.prompts import Prompts
 
 _SHIFT = 2.0
+# Where actions are given, they are summed at high noise; later the latents themselves tell the place.
+_SHIFT_DRIVEN = 8.0
 _TEXT_WEIGHT = 0.3
 # Answers are learned long before clips are.
 _TEXT_ALWAYS = 1000
@@ -65,7 +67,9 @@ def _denoise(model: Omni, batch: Batch) -> dict[str, Tensor]:
     ]
     count = len(batch.latents)
     uniform = (torch.rand(count) + torch.arange(count)) / count  # stratified
-    level = _SHIFT * uniform / (1 + (_SHIFT - 1) * uniform)
+    driven = batch.actions is not None and not batch.actions_noisy
+    shift = _SHIFT_DRIVEN if driven else _SHIFT
+    level = shift * uniform / (1 + (shift - 1) * uniform)
     level = level.clamp(1e-3, 0.9995)
     timestep = (1000 * level).floor()  # what the schedulers hand to the network
 

@@ -28,7 +28,7 @@ from tiny_omni.vae import rebuilt, rendered, train_vae
 
 STAGES = ("vae", "separate", "shared")
 RESULTS = HERE / "results"
-STEPS = 6000
+STEPS = 5500
 FLOW_SHIFT = 2.0
 
 
