@@ -84,3 +84,5 @@ def split_checkpoint(checkpoint: Path, target: Path, layout: str) -> None:
             shutil.copytree(part, place, dirs_exist_ok=True)
         else:
             shutil.copy(part, place)
+    for path in target.rglob("*.safetensors"):
+        path.chmod(0o644)  # diffusers makes 0600, which a wheel would keep
