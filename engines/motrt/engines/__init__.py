@@ -13,16 +13,21 @@ from motrt.engines.contract import (
 )
 from motrt.engines.dtypes import DType, Precision
 from motrt.engines.errors import (
+    BuildError,
+    BuildMemoryError,
     BundleError,
     CheckpointError,
     ConfigError,
     ContractError,
     ExecutionError,
     ExportError,
+    ForeignPlanError,
     MissingDependencyError,
     MotrtError,
     ParityError,
+    PlanError,
     SchedulerError,
+    StalePlanError,
 )
 from motrt.engines.manifest import Manifest
 from motrt.engines.model_config import ModelConfig
@@ -53,14 +58,19 @@ __all__ = [
     # Backends
     "OnnxRuntimeEngine",
     # Errors
+    "BuildError",
+    "BuildMemoryError",
     "BundleError",
     "CheckpointError",
     "ConfigError",
     "ContractError",
     "ExecutionError",
     "ExportError",
+    "ForeignPlanError",
     "MissingDependencyError",
     "MotrtError",
     "ParityError",
+    "PlanError",
     "SchedulerError",
+    "StalePlanError",
 ]

@@ -247,11 +247,11 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     absent = [parent for parent in target.parents if not os.path.lexists(parent)]
     folder = None
     try:
-        with _uninterrupted():
+        with uninterrupted():
             folder = _make_folder(target)
         yield folder
         folder.chmod(0o755)  # mkdtemp makes 0700
-        with _uninterrupted():
+        with uninterrupted():
             _swap(folder, target, overwrite=overwrite)
             absent = []
     except OSError as err:
@@ -269,7 +269,7 @@ def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             fix="Check free space and permissions there, or choose another -o.",
         ) from err
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # somebody else may have put something there by now
@@ -323,7 +323,7 @@ def _swap(folder: Path, target: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Put Ctrl-C and ``kill`` off to the end of a block that must not be left half done."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread alone

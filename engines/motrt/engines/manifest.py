@@ -59,6 +59,8 @@ class Manifest:
         probe: The numeric probe at the end of the last write.
         parity: The evidence of the last ``validate``, or None.
         provenance: Who wrote the bundle, from what, with which versions.
+        plans: sha256 of each ``plan.json``, by the plan's folder. A plan is code: what is not
+            listed here is not loaded.
     """
 
     model: ModelConfig
@@ -78,6 +80,7 @@ class Manifest:
     probe: dict[str, Any] = field(default_factory=dict)
     parity: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the file's text."""
@@ -101,6 +104,7 @@ class Manifest:
             "probe": self.probe,
             "parity": self.parity,
             "provenance": self.provenance,
+            "plans": self.plans,
             "files": {
                 name: {key: value for key, value in _record(record).items() if value is not None}
                 for name, record in sorted(self.files.items())
@@ -162,6 +166,7 @@ class Manifest:
                 probe=dict(data["probe"]),
                 parity=None if data["parity"] is None else dict(data["parity"]),
                 provenance=dict(data["provenance"]),
+                plans=_map(data.get("plans", {}), _text),  # bundles from before there were any
             )
         except ConfigError as err:
             raise BundleError(

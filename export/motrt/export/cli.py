@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = {
     "validate": Verb(
         "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
     ),
+    "build": Verb("motrt.engines.commands.build", "Build a bundle's graphs as TensorRT engines."),
     "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
     "demo": Verb("motrt.runtime.commands.demo", "Show both modes of a bundle in one process."),
     "score": Verb("motrt.calibration.commands.score", "Score what the tiny trained model can do."),
