@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,7 +107,10 @@ def test_a_wide_range_is_cut_and_a_narrow_one_is_not() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    frames=st.integers(0, 12), height=st.integers(1, 40), width=st.integers(1, 40), own=st.booleans()
+    frames=st.integers(0, 12),
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    own=st.booleans(),
 )
 def test_tokens_of_a_size_are_the_runtime_s(
     frames: int, height: int, width: int, own: bool
@@ -124,12 +129,17 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    for wrong in ({"max_batch": 0}, {"max_tokens": 1 << 40}, {"max_context": 8, "max_prefill": 9}):
+    bad: tuple[dict[str, Any], ...] = (
+        {"max_batch": 0},
+        {"max_tokens": 1 << 40},
+        {"max_context": 8, "max_prefill": 9},
+    )
+    for wrong in bad:
         with pytest.raises(ConfigError):
             BuildShapes(**wrong)
     for name, value in (("weights", "both"), ("placeholders", "some"), ("optimization_level", 6)):
         with pytest.raises(ConfigError):
             BuildOptions(**{name: value})  # type: ignore[arg-type]
+    huge = BuildShapes(sizes=(ClipSize(9_999_999, 9_999_999, 9_999_999),))
     with pytest.raises(ConfigError, match="too large"):
-        huge = BuildShapes(sizes=(ClipSize(9_999_999, 9_999_999, 9_999_999),))
         generator_profiles(huge, (Modality.VISION,), MODEL, None)

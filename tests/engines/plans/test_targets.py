@@ -59,7 +59,9 @@ def test_every_preset_is_built_at_home() -> None:
 
 
 @pytest.mark.parametrize("preset", [name for name, each in PRESETS.items() if each.is_board])
-@pytest.mark.parametrize("where", ["nothing", "H200", *(n for n, p in PRESETS.items() if p.is_board)])
+@pytest.mark.parametrize(
+    "where", ["nothing", "H200", *(n for n, p in PRESETS.items() if p.is_board)]
+)
 def test_a_board_s_preset_elsewhere_is_answered_with_the_command_to_run_there(
     preset: str, where: str
 ) -> None:
@@ -98,7 +100,7 @@ def test_classic_tensorrt_builds_for_its_own_gpu_alone() -> None:
 
 def test_current_needs_a_gpu_and_one_that_the_backend_serves() -> None:
     assert _names(["current"], "tensorrt-rtx", RTX) == ["sm89"]
-    with pytest.raises(ConfigError, match="no current GPU.*--target sm89"):
+    with pytest.raises(ConfigError, match=r"no current GPU.*--target sm89"):
         _names(["current"], "tensorrt-rtx", NOTHING)
     with pytest.raises(ConfigError, match=r"not for 9\.0"):
         _names(["current"], "tensorrt-rtx", H200)

@@ -235,9 +235,10 @@ class _Job:
     def needed(self, engine: str) -> int:
         request = self.requests[engine]
         names = {each[0] for each in self.identity["engines"][engine]["weights"]}
-        weights = self.bundle.weights().subset(names).nbytes if request.with_values else 0
+        sizes = [e.nbytes for n, e in self.bundle.weights().entries.items() if n in names]
         return needed_bytes(
-            weight_bytes=weights,
+            weight_bytes=sum(sizes) if request.with_values else 0,
+            largest_bytes=max(sizes, default=0) if request.weights == "refit" else 0,
             num_layers=self.bundle.manifest.model.num_hidden_layers,
             num_profiles=len(request.profiles),
             workspace_bytes=request.workspace_bytes if self.shares_memory else None,

@@ -45,6 +45,10 @@ def main() -> int:
         messages = err.messages if isinstance(err, BuildError) else ()
         _send(out, {"error": {**err.to_dict(), "messages": list(messages)}})
         return 1
+    except OSError as err:
+        error = BuildError("the plan cannot be written", got=err, fix="Check free space there.")
+        _send(out, {"error": {**error.to_dict(), "messages": []}})
+        return 1
     except KeyboardInterrupt:
         return 1
     result = {**dataclasses.asdict(built), "peak_rss_bytes": _peak_rss_bytes()}

@@ -206,20 +206,19 @@ def _configure(trt: Any, builder: Any, request: EngineRequest) -> tuple[Any, tup
         config.set_compute_capability(compute_capability(trt, request.capability), 0)
     # The references multiply float32 as float32.
     config.clear_flag(trt.BuilderFlag.TF32)
-    flags: list[str] = []
+    flags: list[Any] = []
     if request.weights == "refit":
         # Not REFIT: it blocks fusions, and TensorRT 11.3 loses biases with it.
-        flags = ["REFIT_INDIVIDUAL", "STRIP_PLAN"]
+        flags = [trt.BuilderFlag.REFIT_INDIVIDUAL, trt.BuilderFlag.STRIP_PLAN]
     for flag in flags:
-        config.set_flag(getattr(trt.BuilderFlag, flag))
+        config.set_flag(flag)
     if request.workspace_bytes is not None:
-        for pool in ("WORKSPACE", "TACTIC_DRAM"):
-            kind = getattr(trt.MemoryPoolType, pool)
-            config.set_memory_pool_limit(kind, request.workspace_bytes)
+        for pool in (trt.MemoryPoolType.WORKSPACE, trt.MemoryPoolType.TACTIC_DRAM):
+            config.set_memory_pool_limit(pool, request.workspace_bytes)
     if request.optimization_level is not None:
         config.builder_optimization_level = request.optimization_level
     config.profiling_verbosity = trt.ProfilingVerbosity.LAYER_NAMES_ONLY
-    return config, tuple(flags)
+    return config, tuple(flag.name for flag in flags)
 
 
 def _add_profiles(builder: Any, config: Any, bundle: Bundle, request: EngineRequest) -> None:
