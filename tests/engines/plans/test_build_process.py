@@ -16,9 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from motrt.engines.backend_probe import Backend
 from motrt.engines.bundle import Bundle
-from motrt.engines.errors import BuildError, BuildMemoryError, ConfigError, ContractError
-from motrt.engines.host import Memory
+from motrt.engines.errors import (
+    BuildError,
+    BuildMemoryError,
+    ConfigError,
+    ContractError,
+    MissingDependencyError,
+)
+from motrt.engines.host import Gpu, Memory
+from motrt.engines.jetson import Jetson
 from motrt.engines.plans import BuildOptions, PlanHost, build_plans, read_engine, read_plan
 from motrt.engines.plans import build as build_module
 from motrt.engines.plans.engine_build import EngineRequest
@@ -258,6 +266,21 @@ def test_every_target_is_checked_before_the_first_is_built(root: Path) -> None:
             run=never,  # type: ignore[arg-type]
         )
     assert tree(root) == before
+
+
+@pytest.mark.parametrize("on_board", [False, True])
+def test_an_absent_tensorrt_names_what_brings_it(
+    root: Path, on_board: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        build_module, "probe_tensorrt", lambda _: Backend(None, (), "not installed")
+    )
+    board = Jetson("NVIDIA Jetson AGX Orin", "36.4.3", "6.2", (8, 7))
+    builder = Builder((Gpu("gpu", (8, 7), None, None, None),), board if on_board else None)
+    words = "comes with JetPack" if on_board else r"pip install 'motrt\[tensorrt\]'"
+    with pytest.raises(MissingDependencyError, match=words):
+        build_plans(root, ["sm87"], backend="tensorrt", builder=builder, run=stub_run())
 
 
 def test_too_little_memory_is_told_before_a_build(

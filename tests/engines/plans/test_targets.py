@@ -165,6 +165,18 @@ def test_presets_never_allow_what_the_hardware_lacks() -> None:
         assert preset.is_board == (preset.workspace_mib is not None)
 
 
+def test_a_preset_fixes_the_lowering() -> None:
+    orin = Target((8, 7), "jetson-orin-jp6")
+    check_bundle_fits(orin, "tensorrt", "10.3.0", "fp16", "portable")
+    with pytest.raises(ConfigError, match=r"runs the portable lowering.*--target sm87"):
+        check_bundle_fits(orin, "tensorrt", "10.3.0", "fp16", "native")
+    rtx = Target((8, 9), "rtx")
+    with pytest.raises(ConfigError, match="runs the native lowering"):
+        check_bundle_fits(rtx, "tensorrt-rtx", "1.7.1", "bf16", "portable")
+    check_bundle_fits(rtx, "tensorrt-rtx", "1.7.1", "fp32", "portable")
+    check_bundle_fits(Target((8, 9)), "tensorrt-rtx", "1.7.1", "bf16", "portable")
+
+
 def test_a_lowering_that_this_version_does_not_import_is_refused() -> None:
     target = Target((8, 7))
     check_bundle_fits(target, "tensorrt", "10.3.0", "fp16", "portable")

@@ -166,6 +166,7 @@ class _Job:
     requests: Mapping[str, EngineRequest]
     identity: dict[str, Any]
     shares_memory: bool
+    gpu: dict[str, Any] | None
 
     @classmethod
     def of(
@@ -230,6 +231,7 @@ class _Job:
             requests=requests,
             identity=identity,
             shares_memory=machine.jetson is not None,
+            gpu=next((dataclasses.asdict(gpu) for gpu in machine.gpus), None) if is_here else None,
         )
 
     def needed(self, engine: str) -> int:
@@ -284,6 +286,7 @@ class _Job:
             },
             info={
                 "preset": self.target.preset,
+                "gpu": self.gpu,
                 "shapes": self.options.shapes.to_dict(),
                 "weight_files": {
                     name: file.header_sha256

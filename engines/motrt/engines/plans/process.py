@@ -99,7 +99,7 @@ def run_build(
         f"the process that built the {request.engine} ended without a result",
         got=f"{how}; {said[-1] if said else 'no message'}",
         expected="a plan",
-        fix="Run it again with --debug, and report what TensorRT says.",
+        fix="Build again; if it ends so again, report it with this message.",
         messages=said,
     )
 

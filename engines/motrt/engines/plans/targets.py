@@ -247,6 +247,13 @@ def check_bundle_fits(
             expected=f"one of {', '.join(allowed)}",
             fix="Export the checkpoint in one of these precisions.",
         )
+    if preset is not None and precision != "fp32" and lowering != preset.lowering:
+        raise ConfigError(
+            f"{target.preset} runs the {preset.lowering} lowering",
+            got=f"a bundle of the {lowering} lowering",
+            expected=f"{preset.lowering}: {preset.why}",
+            fix=f"Export with --lowering {preset.lowering}, or build with --target {target.name}.",
+        )
     since = lowering_fit(backend, version)
     if (
         preset is not None
