@@ -14,15 +14,13 @@ setup: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# A small random checkpoint of Cosmos 3 Nano's shape: exported, validated, shown; then both modes
-# from one process without torch. Its words and pictures mean nothing, its weights being random.
+# The tiny omni model that comes with motrt: exported, shown in both modes from one process without
+# torch, scored; then compared with the checkpoint through diffusers and transformers.
 demo: setup
 	rm -rf $(DEMO)
-	$(BIN)/python tests/omni_fixtures nano-like $(DEMO)/checkpoint
-	$(BIN)/motrt export $(DEMO)/checkpoint -o $(DEMO)/bundle
-	$(BIN)/motrt validate $(DEMO)/bundle --against $(DEMO)/checkpoint
-	$(BIN)/motrt inspect $(DEMO)/bundle
-	$(BIN)/motrt demo $(DEMO)/bundle -o $(DEMO)
+	$(BIN)/motrt demo -o $(DEMO)
+	$(BIN)/motrt validate $(DEMO)/separate/bundle --against $(DEMO)/separate/checkpoint
+	$(BIN)/motrt inspect $(DEMO)/separate/bundle
 
 test: setup
 	$(BIN)/python -m pytest -m 'not full'

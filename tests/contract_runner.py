@@ -63,13 +63,23 @@ class Bundle:
         )
         self._sessions: dict[str, Any] = {}
 
+    def path(self, name: str) -> Path:
+        """Where a file is: in the bundle, or in the revision that is in force."""
+        revision = self.manifest.get("revision")
+        is_revised = name in {"reasoner.onnx", "generator.onnx"} or name.startswith(
+            "weights/transformer/"
+        )
+        if revision is None or not is_revised:
+            return self.folder / name
+        return self.folder / "revisions" / str(revision["id"]) / name
+
     def run(self, graph: str, feeds: Named) -> Named:
         """Run one graph by file name; every output by its name."""
         if graph not in self._sessions:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3  # or it tells at every step that it copies the cache
             self._sessions[graph] = onnxruntime.InferenceSession(
-                str(self.folder / graph), options, providers=["CPUExecutionProvider"]
+                str(self.path(graph)), options, providers=["CPUExecutionProvider"]
             )
         session = self._sessions[graph]
         names = [output.name for output in session.get_outputs()]
@@ -79,7 +89,7 @@ class Bundle:
         """A tensor of the weights, mapped from its file."""
         entry = self.manifest["weights"][part][name]
         return np.memmap(
-            self.folder / entry["file"],
+            self.path(entry["file"]),
             dtype=_DTYPES[entry["dtype"]],
             mode="r",
             offset=entry["offset"],

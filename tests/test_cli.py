@@ -82,6 +82,11 @@ def _seconds(command: list[str]) -> float:
         ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--condition-frames", "one"],
         ["run", "generator", "a", "--prompt", "p", "-o", "b.npz", "--num-frames", "0"],
         ["validate", "a"],
+        ["refit", "a"],
+        ["refit", "a", "--weights", "b", "--restore"],
+        ["refit", "a", "--lora", "b", "--lora-scale", "1", "--lora-scale", "2"],
+        ["refit", "a", "--lora", "b", "--lora-scale", "much"],
+        ["refit", "a", "--restore", "--probe", "maybe"],
     ],
 )
 def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +101,9 @@ def test_usage_errors_are_2(arguments: list[str], capsys: pytest.CaptureFixture[
         ["validate", "absent", "--against", "absent"],
         ["inspect", "absent"],
         ["demo", "absent"],
+        ["refit", "absent", "--restore"],
+        ["refit", "absent", "--weights", "absent"],
+        ["refit", "absent", "--lora", "absent", "--lora-scale", "nan"],
         ["run", "reasoner", "absent", "--prompt", "x"],
         ["run", "reasoner", "absent"],
         ["run", "reasoner", "absent", "--messages", "absent.json"],

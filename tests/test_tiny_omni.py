@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,10 @@ def test_a_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
 
     whole, parts = result(tmp_path / "a", -1), result(tmp_path / "b", 5, 9, -1)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    # The log of a training that was stopped after its last snapshot tells each step once.
+    with (tmp_path / "b" / "t.jsonl").open("a") as log:
+        log.write('{"step": 13}\n')
+    result(tmp_path / "b", -1)
+    lines = (tmp_path / "b" / "t.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [12]

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motrt.engines.bundle import MANIFEST, Bundle, new_bundle, record_small, write_atomic
+from motrt.engines.atomic import write_atomic
+from motrt.engines.bundle import MANIFEST, Bundle, record_small
+from motrt.engines.bundle_writer import new_bundle
 from motrt.engines.errors import BundleError, ExportError
 from tiny_checkpoints import edit_json, tiny_tensors, tree, write_bundle
 

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from motrt.engines.bundle import MANIFEST, Bundle, record_small, record_weights, write_atomic
+from motrt.engines.atomic import write_atomic
+from motrt.engines.bundle import MANIFEST, Bundle, record_small, record_weights
 from motrt.engines.contract import Cache, available_modalities
 from motrt.engines.dtypes import DType, Precision
 from motrt.engines.errors import BundleError, CheckpointError, ConfigError

@@ -540,7 +540,7 @@ INTERRUPTER = """
     import json, os, random, signal, sys, time
     from pathlib import Path
     import motrt.export.commands.export
-    from motrt.engines import bundle
+    from motrt.engines import bundle, bundle_writer
     from motrt.export import weights
     from motrt.export.cli import main
 
@@ -555,9 +555,9 @@ INTERRUPTER = """
     def beside():
         return sorted(path.name for path in target.parent.iterdir())
 
-    weights._cast = slow(weights._cast, 0.001)
-    bundle._swap = slow(bundle._swap, 0.01)
-    bundle.shutil.rmtree = slow(bundle.shutil.rmtree, 0.01)
+    weights.cast_piece = slow(weights.cast_piece, 0.001)
+    bundle_writer._swap = slow(bundle_writer._swap, 0.01)
+    bundle_writer.shutil.rmtree = slow(bundle_writer.shutil.rmtree, 0.01)
     checkpoint, target, log = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     longest = None
     for number in (0, *[signal.SIGINT, signal.SIGTERM] * int(sys.argv[4])):
@@ -584,7 +584,7 @@ INTERRUPTER = """
         told = open(log).read()
         print(json.dumps([number, delay, code, before, after, told]), flush=True)
         if before and random.random() < 0.5:
-            bundle.shutil.rmtree(target)
+            bundle_writer.shutil.rmtree(target)
 """
 
 

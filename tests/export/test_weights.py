@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
 from motrt.engines.bundle import Bundle
+from motrt.engines.casting import cast_piece
 from motrt.engines.checkpoint import open_checkpoint, open_weights
 from motrt.engines.contract import Modality
 from motrt.engines.dtypes import DType, Precision
@@ -404,15 +405,15 @@ def test_too_little_space_is_seen_before_the_work(
 def test_a_cast_that_fails_in_the_middle_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[MotrtError]
 ) -> None:
-    calls, cast = [], module._cast
+    calls: list[Any] = []
 
     def breaking(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 20:
             raise error("stop")
-        return cast(*args)
+        return cast_piece(*args)
 
-    monkeypatch.setattr(module, "_cast", breaking)
+    monkeypatch.setattr(module, "cast_piece", breaking)
     root = write_checkpoint(tmp_path / "c")
     with pytest.raises(error, match="stop"):
         _export(root, precision=Precision.FP16)

@@ -31,10 +31,12 @@ from pipeline_reference import Reference
 from tiny_omni.vae import rebuilt
 
 if TYPE_CHECKING:
+    from motrt.calibration.score.skills import Score
     from motrt.calibration.score.subject import Subject
     from motrt.calibration.score.world import Floats, Frames
 
 STEPS = 20
+_NO_FRACTIONS = ("inverse_dynamics_error", "vae_psnr_db")
 _TIER = {str(SIZE): {"1.0": (SIZE, SIZE)}}  # the pipeline's own begin at 256
 
 
@@ -51,7 +53,7 @@ class DiffusersSubject:
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
         )
-        case = TextCase("answer", np.array(ids, np.int64), 64)
+        case = TextCase(name="answer", input_ids=np.array(ids, np.int64), max_new_tokens=64)
         answered = run_text(self._pipeline.transformer, [case])["answer/ids"].tolist()
         end = tokenizer.eos_token_id
         kept = answered[: answered.index(end)] if end in answered else answered
@@ -78,7 +80,8 @@ class DiffusersSubject:
         return made["action"], _levels(made)
 
     def rebuild(self, clip: Frames) -> Frames:
-        return rebuilt(self._pipeline.vae, clip[None])[0]
+        frames: Frames = rebuilt(self._pipeline.vae, clip[None])[0]
+        return frames
 
     def _clip(self, seed: int, **given: Any) -> Frames:
         return _levels(self._run(seed, num_frames=NUM_FRAMES, height=SIZE, width=SIZE, **given))
@@ -115,7 +118,8 @@ def _still(frame: Frames) -> Any:
 
 def _levels(made: dict[str, Any]) -> Frames:
     frames = made["vision"]
-    return np.rint(frames.reshape(-1, *frames.shape[-3:]) * 255).astype(np.uint8)
+    levels: Frames = np.rint(frames.reshape(-1, *frames.shape[-3:]) * 255).astype(np.uint8)
+    return levels
 
 
 def main() -> None:
@@ -137,15 +141,17 @@ def main() -> None:
     else:
         subject: Subject = DiffusersSubject(arguments.checkpoint)
         theirs = score(subject, groups, samples=samples)
-    rows = {
-        name: {
-            "motrt": round(value, 4),
-            "reference": round(theirs.skills[name], 4),
-            "samples_apart": round(abs(value - theirs.skills[name]) * samples, 3),
-        }
-        for name, value in ours.skills.items()
-    }
-    print(json.dumps({"samples": samples, "skills": rows}, indent=2))
+    print(json.dumps({"samples": samples, "skills": _rows(ours, theirs)}, indent=2))
+
+
+def _rows(ours: Score, theirs: Score) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for name, value in ours.skills.items():
+        other = theirs.skills[name]
+        rows[name] = {"motrt": round(value, 6), "reference": round(other, 6)}
+        if name not in _NO_FRACTIONS:
+            rows[name]["samples_apart"] = round(abs(value - other) * ours.samples)
+    return rows
 
 
 if __name__ == "__main__":

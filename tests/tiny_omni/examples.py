@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from motrt.calibration.score.questions import questions
-from motrt.calibration.score.world import NUM_FRAMES, Clip, Scene, scenes, walks
+from motrt.calibration.score.questions import expansion, questions
+from motrt.calibration.score.world import NUM_FRAMES, SPEEDS, Clip, Scene, scenes, walks
 from tiny_omni.model import ACTION_DIM
 from tiny_omni.vae import pixels, rendered
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tiny_omni.prompts import Prompts
 
 NUM_SCENES = 5000
-NUM_WALKS = 3000
+NUM_WALKS = 6000
 PROMPTS = 8
 """Different prompts in a batch; they are read once and serve ``CLIPS`` clips each."""
 CLIPS = 10
@@ -35,15 +35,16 @@ QUESTIONS = 18
 
 # How often each mode comes.
 MODES = {
-    "text_to_video": 0.34,
-    "text_to_image": 0.08,
-    "image_to_video": 0.14,
-    "forward_dynamics": 0.14,
-    "inverse_dynamics": 0.08,
-    "policy": 0.14,
-    "negative": 0.08,
+    "text_to_video": 0.26,
+    "text_to_image": 0.04,
+    "image_to_video": 0.10,
+    "forward_dynamics": 0.26,
+    "inverse_dynamics": 0.12,
+    "policy": 0.18,
+    "negative": 0.04,
 }
-_UNSPOKEN = 0.15  # of captions leave the speed open
+# Of captions: the speed is left open; written out, as the reasoner expands a terse prompt.
+_OPEN, _EXPANDED = 0.15, 0.15
 
 # Which latent frames are denoised.
 _ALL = torch.ones((NUM_FRAMES - 1) // 4 + 1)
@@ -97,6 +98,8 @@ class World:
             if isinstance(clip, Scene):
                 self._by["caption"][clip.caption].append(index)
                 self._by["open"][clip.open_caption].append(index)
+                full = expansion(clip.colour, clip.shape, clip.direction, clip.speed)
+                self._by[f"expanded {clip.speed}"][full].append(index)
                 self._by["instruction"][clip.instruction].append(index)
         self._makers: dict[str, Callable[[np.random.Generator], Batch]] = {
             "text_to_video": self._text_to_video,
@@ -121,7 +124,11 @@ class World:
         return texts, [int(i) for text in texts for i in random.choice(groups[text], CLIPS)]
 
     def _text_to_video(self, random: np.random.Generator, noisy: Tensor = _ALL) -> Batch:
-        texts, clips = self._draw("open" if random.random() < _UNSPOKEN else "caption", random)
+        drawn = random.random()
+        kind = "open" if drawn < _OPEN else "caption"
+        if drawn > 1 - _EXPANDED:  # one speed a batch, for one length
+            kind = f"expanded {random.choice(list(SPEEDS))}"
+        texts, clips = self._draw(kind, random)
         ids = torch.tensor([self._prompts.generator(text) for text in texts])
         return Batch(ids, self.latents[clips], noisy)
 

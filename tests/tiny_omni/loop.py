@@ -74,6 +74,7 @@ def train(
     first, seconds, cpu = 0, 0.0, 0.0
     if snapshot.exists():
         first, seconds, cpu = _restore(snapshot, parameters, average, optimizers)
+        _rewind(log, first)
     saved = started = time.perf_counter()
     cpu_started = time.process_time()
     means: dict[str, float] = {}
@@ -119,6 +120,13 @@ def train(
 def _is_matrix(name: str, p: torch.Tensor) -> bool:
     """Return whether a parameter is one of Muon's: it maps vectors to vectors, inside."""
     return min(len(p), p[0].numel()) > 1 and not any(part in name for part in _TABLES)
+
+
+def _rewind(log: Path, step: int) -> None:
+    """Drop the lines of steps that will be done again."""
+    if log.exists():
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= step))
 
 
 def _save(

@@ -47,7 +47,7 @@ SEPARATE: dict[str, Any] = {
     "qk_norm_for_text": True,
     "use_und_k_norm_for_gen": False,
     "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
+    "rope_theta": 100.0,  # a clip is five steps of time long
 }
 SHARED: dict[str, Any] = {**SEPARATE, "weight_layout": "shared"}
 

@@ -7,6 +7,7 @@ which lets one learning rate serve AdamW beside it, is Liu et al., "Muon is scal
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,25 +36,33 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
+            alike: dict[tuple[int, int], list[torch.Tensor]] = defaultdict(list)
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["momentum"] = torch.zeros_like(p)
-                state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
-                nesterov = p.grad.lerp(state["momentum"], _MOMENTUM)
-                update = orthogonal(nesterov.flatten(1)).view_as(p)
-                scale = _RMS * max(len(p), p[0].numel()) ** 0.5
-                p.mul_(1 - group["lr"] * _DECAY).sub_(update, alpha=group["lr"] * scale)
+                if p.grad is not None:
+                    alike[len(p), p[0].numel()].append(p)
+            for shape, parameters in alike.items():
+                updates = orthogonal(torch.stack([self._momentum(p) for p in parameters]))
+                scale = group["lr"] * _RMS * max(shape) ** 0.5
+                for p, update in zip(parameters, updates, strict=True):
+                    p.mul_(1 - group["lr"] * _DECAY).sub_(update.view_as(p), alpha=scale)
+
+    def _momentum(self, p: torch.Tensor) -> torch.Tensor:
+        """Take up a parameter's gradient; returns Nesterov's momentum as a matrix."""
+        assert p.grad is not None
+        state = self.state[p]
+        if not state:
+            state["momentum"] = torch.zeros_like(p)
+        state["momentum"].lerp_(p.grad, 1 - _MOMENTUM)
+        return p.grad.lerp(state["momentum"], _MOMENTUM).flatten(1)
 
 
-def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Bring a matrix's singular values near 1 by five Newton-Schulz steps, without an SVD."""
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Bring the singular values of matrices near 1 by Newton-Schulz steps in bfloat16, without an SVD."""
     a, b, c = _QUINTIC
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = wide / (wide.norm() + 1e-7)
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x: torch.Tensor = (matrices.mT if tall else matrices).bfloat16()
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if wide is not matrix else x
+    return (x.mT if tall else x).float()

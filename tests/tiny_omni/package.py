@@ -9,6 +9,7 @@ import torch
 from diffusers import Cosmos3OmniTransformer, UniPCMultistepScheduler
 from huggingface_hub import save_torch_state_dict
 
+from motrt.calibration.demo.tiny_omni import COMMON
 from omni_fixtures.checkpoints import cast_
 from omni_fixtures.configs import MODEL_INDEXES, transformer_kwargs
 from omni_fixtures.files import write_json
@@ -72,3 +73,14 @@ def write_checkpoint(
     UniPCMultistepScheduler(**_SCHEDULER, flow_shift=flow_shift).save_config(folder / "scheduler")
     write_json(folder / "model_index.json", MODEL_INDEXES["nano-like"])
     return folder
+
+
+def split_checkpoint(checkpoint: Path, target: Path, layout: str) -> None:
+    """Copy a checkpoint as it is packaged: its transformer by layout, the rest as common to both."""
+    for part in checkpoint.iterdir():
+        place = target / (layout if part.name == "transformer" else COMMON) / part.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if part.is_dir():
+            shutil.copytree(part, place, dirs_exist_ok=True)
+        else:
+            shutil.copy(part, place)

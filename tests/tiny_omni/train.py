@@ -16,29 +16,34 @@ sys.path.insert(0, str(HERE.parent))
 
 from diffusers import AutoencoderKLWan
 
+from motrt.calibration.demo.tiny_omni import PACKAGED
 from motrt.calibration.score.skills import psnr_db
 from motrt.calibration.score.world import scenes
 from tiny_omni.examples import World
 from tiny_omni.model import SEPARATE, SHARED
 from tiny_omni.omni import train_omni
-from tiny_omni.package import write_checkpoint
+from tiny_omni.package import split_checkpoint, write_checkpoint
 from tiny_omni.prompts import Prompts, write_tokenizer
 from tiny_omni.vae import rebuilt, rendered, train_vae
 
 STAGES = ("vae", "separate", "shared")
-STEPS = 4000
+RESULTS = HERE / "results"
+STEPS = 5500
 FLOW_SHIFT = 2.0
 
 
 def main() -> None:
     """Run one stage, or all of them; a stage that was stopped goes on where it was."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=(*STAGES, "all"))
+    parser.add_argument("stage", choices=(*STAGES, "all", "package"))
     parser.add_argument("--work", type=Path, default=HERE / ".work", help="snapshots and results")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     work: Path = arguments.work
+    if arguments.stage == "package":
+        package(work)
+        return
     for stage in STAGES if arguments.stage == "all" else (arguments.stage,):
         if stage == "vae":
             vae_stage(work)
@@ -73,6 +78,18 @@ def omni_stage(work: Path, name: str, config: dict[str, Any]) -> None:
         flow_shift=FLOW_SHIFT,
     )
     print(f"{name}: {folder}")
+
+
+def package(work: Path) -> None:
+    """Put both checkpoints into the package and the logs beside this file, to be committed."""
+    shutil.rmtree(PACKAGED, ignore_errors=True)
+    for name in ("separate", "shared"):
+        split_checkpoint(work / "checkpoints" / name, PACKAGED, name)
+    RESULTS.mkdir(exist_ok=True)
+    for name in STAGES:
+        shutil.copy(work / f"{name}.jsonl", RESULTS)
+    size = sum(path.stat().st_size for path in PACKAGED.rglob("*") if path.is_file())
+    print(f"{size / 1e6:.2f} MB in {PACKAGED}")
 
 
 if __name__ == "__main__":

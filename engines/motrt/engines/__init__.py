@@ -26,12 +26,17 @@ from motrt.engines.errors import (
     MotrtError,
     ParityError,
     PlanError,
+    RefitError,
     SchedulerError,
     StalePlanError,
 )
 from motrt.engines.manifest import Manifest
 from motrt.engines.model_config import ModelConfig
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
+from motrt.engines.refit.disk import refit_bundle
+from motrt.engines.refit.lora import Lora
+from motrt.engines.refit.protocol import RefittableBackend, StagedEngines
+from motrt.engines.refit.result import RefitResult
 from motrt.engines.store import WeightEntry, WeightStore
 from motrt.engines.tensors import TensorSpec
 
@@ -55,6 +60,12 @@ __all__ = [
     "TensorSpec",
     "generator_contract",
     "reasoner_contract",
+    # New weights
+    "Lora",
+    "RefitResult",
+    "RefittableBackend",
+    "StagedEngines",
+    "refit_bundle",
     # Backends
     "OnnxRuntimeEngine",
     # Errors
@@ -71,6 +82,7 @@ __all__ = [
     "MotrtError",
     "ParityError",
     "PlanError",
+    "RefitError",
     "SchedulerError",
     "StalePlanError",
 ]

@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
-import errno
+import dataclasses
 import hashlib
-import json
 import os
-import shutil
-import signal
-import tempfile
-import threading
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from motrt.engines.arguments import as_path
+from motrt.engines.atomic import sync_folder, write_atomic, writing_alone
 from motrt.engines.contract import (
     EngineContract,
     Modality,
     generator_contract,
     reasoner_contract,
 )
-from motrt.engines.errors import BundleError, CheckpointError, ExportError
-from motrt.engines.manifest import FORMAT, FileRecord, Manifest
+from motrt.engines.errors import BundleError, CheckpointError
+from motrt.engines.manifest import FileRecord, Manifest
 from motrt.engines.safetensors_header import read_header
 from motrt.engines.store import WeightEntry, WeightStore
 from motrt.engines.weight_names import weight_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from motrt.engines.dtypes import DType
+    from motrt.engines.tensors import Array
 
 MANIFEST = "manifest.json"
+REVISIONS = "revisions"
+TRANSFORMER = "transformer"  # the part that both engines are made of
+GRAPHS = ("reasoner.onnx", "generator.onnx")
 _MAX_MANIFEST_BYTES = 256 << 20
 _AGAIN = "Copy the bundle again, or export the checkpoint again."
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """An opened bundle; every small file's hash and every weight file's header was checked."""
+    """An opened bundle; every small file's hash and every weight file's header was checked.
+
+    Attributes:
+        root: The folder.
+        manifest: What it is.
+        replaced: Tensors of the transformer that a running process was given instead of the files'
+            own; see ``Runtime.refit``.
+    """
 
     root: Path
     manifest: Manifest
+    replaced: Mapping[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, root: str | Path) -> Bundle:
@@ -55,32 +63,34 @@ class Bundle:
             ConfigError: ``root`` is no path.
         """
         root = as_path("the bundle", root)
-        path = root / MANIFEST
-        if not os.path.isfile(path):  # Path.is_file raises where a name is too long
-            raise BundleError(
-                "there is no bundle",
-                got=root,
-                expected=f"a folder with {MANIFEST}",
-                fix="Write one with: motrt export CHECKPOINT -o BUNDLE",
-            )
-        try:
-            if path.stat().st_size > _MAX_MANIFEST_BYTES:
-                raise BundleError("manifest.json is not sound", got="over 256 MiB", fix=_AGAIN)
-            manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as err:
-            raise BundleError("cannot read manifest.json", got=err, fix=_AGAIN) from err
-        bundle = cls(root, manifest)
-        for name, record in manifest.files.items():
-            bundle._check_file(name, record)
-        for entries in manifest.weights.values():
-            bundle._check_weights(entries)
-        bundle._check_complete()
-        for graph in bundle.graphs:
-            if graph not in manifest.files:
+        while True:
+            manifest = read_manifest(root)
+            bundle = cls(root, manifest)
+            try:
+                bundle.check()
+            except BundleError:
+                # A refit may have put another revision in place of the one that was just read.
+                if read_manifest(root).revision == manifest.revision:
+                    raise
+            else:
+                return bundle
+
+    def check(self) -> None:
+        """Compare every file with its record.
+
+        Raises:
+            BundleError: A file is absent or another one, or the bundle lacks a tensor or a graph.
+        """
+        for name, record in self.manifest.files.items():
+            self._check_file(name, record)
+        for entries in self.manifest.weights.values():
+            self._check_weights(entries)
+        self._check_complete()
+        for graph in self.graphs:
+            if graph not in self.manifest.files:
                 raise BundleError(
                     "the bundle lacks a graph", got=f"no record of {graph}", fix=_AGAIN
                 )
-        return bundle
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -90,7 +100,7 @@ class Bundle:
             for component in self.manifest.components.values()
             for graph in component.get("graphs", {}).values()
         ]
-        return ("reasoner.onnx", "generator.onnx", *parts)
+        return (*GRAPHS, *parts)
 
     @property
     def dtype(self) -> DType:
@@ -109,7 +119,20 @@ class Bundle:
                 got=self.manifest.absent.get(part, "nothing of that name"),
                 expected=f"one of {', '.join(self.manifest.weights)}",
             )
-        return WeightStore(self.root, self.manifest.weights[part])
+        entries = self.manifest.weights[part]
+        if part != TRANSFORMER:
+            return WeightStore(self.root, entries)
+        return WeightStore(self.content, entries, self.replaced)
+
+    @property
+    def content(self) -> Path:
+        """The folder of the transformer's graphs and weights: the bundle, or its revision."""
+        revision = self.manifest.revision
+        return self.root if revision is None else self.root / REVISIONS / revision.id
+
+    def base(self) -> Bundle:
+        """Return the bundle as it was exported, whatever it was refitted with since."""
+        return Bundle(self.root, dataclasses.replace(self.manifest, revision=None))
 
     def reasoner_contract(self) -> EngineContract:
         """Return the contract of ``reasoner.onnx``."""
@@ -123,14 +146,27 @@ class Bundle:
         """Replace the manifest by one rename: readers see the old bundle or the new one.
 
         Raises:
-            BundleError: The disk refuses.
+            BundleError: The disk refuses, or the bundle was refitted since it was opened.
         """
+        with writing_alone(self.root):
+            if read_manifest(self.root).revision != self.manifest.revision:
+                raise BundleError(
+                    "the bundle was refitted meanwhile; it is unchanged",
+                    expected="the weights that it was opened with",
+                    fix="Open the bundle again.",
+                )
+            return self.commit_alone(manifest)
+
+    def commit_alone(self, manifest: Manifest) -> Bundle:
+        """Do as :meth:`commit` for a caller who holds the lock, and answers for the revision."""
         try:
             write_atomic(self.root / MANIFEST, manifest.to_json().encode())
         except OSError as err:
             raise BundleError(
                 "cannot replace manifest.json; the bundle is unchanged", got=err.strerror
             ) from err
+        with suppress(OSError):  # done already; some file systems cannot sync a folder
+            sync_folder(self.root)
         return Bundle(self.root, manifest)
 
     def path(self, name: str) -> Path:
@@ -140,7 +176,7 @@ class Bundle:
             BundleError: ``name`` is absolute, climbs out, or is a link that leaves the folder.
         """
         pure = PurePosixPath(name)
-        path = self.root / name
+        path = (self.content if is_revised(name) else self.root) / name
         try:
             stays = path.resolve().is_relative_to(self.root.resolve())
         except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL in the name
@@ -219,140 +255,31 @@ class Bundle:
                 )
 
 
-@contextmanager
-def new_bundle(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a folder beside ``target`` that becomes ``target`` if the block succeeds.
+def is_revised(name: str) -> bool:
+    """Return whether a refit puts another file in this one's place."""
+    return name in GRAPHS or name.startswith(f"weights/{TRANSFORMER}/")
 
-    Nothing is left behind if it does not, whatever stopped it.
+
+def read_manifest(root: Path) -> Manifest:
+    """Read a bundle's manifest; its files are not looked at.
 
     Raises:
-        ExportError: ``target`` exists and may not be replaced, or the disk refuses.
+        BundleError: There is none, or it is not sound.
     """
-    target = Path(os.path.abspath(target))  # "." has no name, and no place beside it
-    if os.path.lexists(target) and not _is_empty_folder(target):
-        if not overwrite:
-            raise ExportError(
-                "the output exists already",
-                got=target,
-                expected="a new name",
-                fix="Choose another -o, or pass --overwrite.",
-            )
-        if not _is_bundle(target):
-            raise ExportError(
-                "the output is not a bundle, so it is not replaced",
-                got=target,
-                expected=f"a folder with a {MANIFEST} of motrt's",
-                fix="Choose another -o.",
-            )
-    absent = [parent for parent in target.parents if not os.path.lexists(parent)]
-    folder = None
+    path = root / MANIFEST
+    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
+        raise BundleError(
+            "there is no bundle",
+            got=root,
+            expected=f"a folder with {MANIFEST}",
+            fix="Write one with: motrt export CHECKPOINT -o BUNDLE",
+        )
     try:
-        with uninterrupted():
-            folder = _make_folder(target)
-        yield folder
-        folder.chmod(0o755)  # mkdtemp makes 0700
-        with uninterrupted():
-            _swap(folder, target, overwrite=overwrite)
-            absent = []
-    except OSError as err:
-        if err.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            raise ExportError(
-                "somebody else has written the output meanwhile; theirs was kept",
-                got=target,
-                expected="one export to a name at a time",
-                fix="Choose another -o.",
-            ) from err
-        raise ExportError(
-            "cannot write the bundle; nothing was kept",
-            got=err.strerror or err,
-            expected=f"room for it in {target.parent}",
-            fix="Check free space and permissions there, or choose another -o.",
-        ) from err
-    finally:
-        with uninterrupted():
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # somebody else may have put something there by now
-                for parent in absent:
-                    parent.rmdir()
-
-
-def _is_empty_folder(path: Path) -> bool:
-    with suppress(OSError):  # one that cannot be listed is not known to be empty
-        return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-    return False
-
-
-def _is_bundle(folder: Path) -> bool:
-    """Whether motrt, of whatever version, wrote it: any other manifest.json is none of ours."""
-    path = folder / MANIFEST
-    try:
-        data = json.loads(path.read_bytes()) if os.path.isfile(path) else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("format") == FORMAT
-
-
-def _make_folder(target: Path) -> Path:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as err:
-        raise ExportError(
-            f"cannot write beside {target}",
-            got=err.strerror or err,
-            expected=f"a folder {target.parent} that can be written to",
-            fix="Choose another -o.",
-        ) from err
-
-
-def _swap(folder: Path, target: Path, *, overwrite: bool) -> None:
-    if not (overwrite and os.path.lexists(target)):
-        folder.rename(target)  # refuses what somebody else has put there meanwhile
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    try:
-        target.rename(old / "bundle")
-        try:
-            folder.rename(target)
-        except OSError:
-            (old / "bundle").rename(target)
-            raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put Ctrl-C and ``kill`` off to the end of a block that must not be left half done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python delivers signals to the main thread alone
-        return
-    caught: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in handlers:
-            signal.signal(number, lambda number, _: caught.append(number))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if caught:
-            signal.raise_signal(caught[0])
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file so that a reader, or a crash, sees the old bytes or the new ones."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)  # mkstemp makes 0600
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise BundleError("manifest.json is not sound", got="over 256 MiB", fix=_AGAIN)
+        return Manifest.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as err:
+        raise BundleError("cannot read manifest.json", got=err, fix=_AGAIN) from err
 
 
 def record_small(path: Path) -> FileRecord:

@@ -14,6 +14,7 @@
     ├── PlanError                              a plan is absent or is not what the bundle vouches for
     │   ├── StalePlanError                     … was built from another graph or with other options
     │   └── ForeignPlanError                   … was built for another GPU, TensorRT or system
+    ├── RefitError                             new weights cannot take the place of the old ones
     ├── ExecutionError                         an engine refused a run
     ├── SchedulerError          (RuntimeError) a scheduler was driven out of order
     └── ParityError                            numbers differ from the reference
@@ -187,6 +188,10 @@ class StalePlanError(PlanError):
 
 class ForeignPlanError(PlanError):
     """A plan was built for another GPU, TensorRT, system or processor."""
+
+
+class RefitError(MotrtError):
+    """New weights cannot take the place of the old ones, which stay as they were."""
 
 
 class ExecutionError(MotrtError):

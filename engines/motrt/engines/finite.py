@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from motrt.engines.store import WeightStore
     from motrt.engines.tensors import Array
 
+_ZEROS = np.zeros(1 << 16, np.float32)
 _CHUNK = 1 << 22  # elements of a piece: 16 MiB of float32
 
 # The bits of each type that are all set in NaN, and in infinity where the type has one. Integer
@@ -54,6 +55,8 @@ def refuse_nonfinite(name: str, piece: Array) -> None:
     if piece.dtype not in _EXPONENT:
         piece.view(np.uint8).max(initial=0)  # nothing to find, but "read" is promised
         return
+    if piece.dtype == np.float32 and piece.ndim == 1 and _is_finite(piece):
+        return
     integer, mask = _EXPONENT[piece.dtype]
     bits = piece.view(integer) & integer(mask)
     if bool((bits == mask).any()):
@@ -62,6 +65,15 @@ def refuse_nonfinite(name: str, piece: Array) -> None:
             got=f"{int((bits == mask).sum())} such values",
             expected="finite weights",
             fix="Repair or replace the checkpoint.",
+        )
+
+
+def _is_finite(piece: Array) -> bool:
+    """Whether all are finite, at the speed of memory: 0 · NaN and 0 · ∞ are NaN, in any sum."""
+    with np.errstate(invalid="ignore"):
+        return all(
+            float(np.dot(part, _ZEROS[: part.size])) == 0.0
+            for part in (piece[i : i + _ZEROS.size] for i in range(0, piece.size, _ZEROS.size))
         )
 
 

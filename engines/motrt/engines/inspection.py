@@ -137,6 +137,7 @@ class Inspection:
             parity: Evidence of the last ``validate`` without its rows, or null.
             guardrail: Whether the checkpoint's safety checker is in the bundle.
             provenance: Who wrote the bundle, from what.
+            revision: ``id``, ``sources``, ``tensors`` and ``probe`` of the refit in force, or null.
         """
         manifest, parity = self.manifest, self.manifest.parity
         return {
@@ -189,6 +190,8 @@ class Inspection:
             "parity": parity and {k: value for k, value in parity.items() if k != "rows"},
             "guardrail": GUARDRAIL,
             "provenance": manifest.provenance,
+            "revision": manifest.revision
+            and {"id": manifest.revision.id, **manifest.revision.record},
         }
 
 

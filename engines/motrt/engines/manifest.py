@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -36,6 +37,19 @@ class FileRecord:
     header_sha256: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The weights that a refit put in place of those that were exported.
+
+    Attributes:
+        id: Name of its folder under ``revisions/``.
+        record: Where they come from and what was measured: ``sources``, ``tensors``, ``probe``.
+    """
+
+    id: str
+    record: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """The manifest, typed.
@@ -61,6 +75,7 @@ class Manifest:
         provenance: Who wrote the bundle, from what, with which versions.
         plans: sha256 of each ``plan.json``, by the plan's folder. A plan is code: what is not
             listed here is not loaded.
+        revision: The refit in force, or None: the weights as exported.
     """
 
     model: ModelConfig
@@ -81,6 +96,7 @@ class Manifest:
     parity: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     plans: dict[str, str] = field(default_factory=dict)
+    revision: Revision | None = None
 
     def to_json(self) -> str:
         """Return the file's text."""
@@ -105,6 +121,7 @@ class Manifest:
             "parity": self.parity,
             "provenance": self.provenance,
             "plans": self.plans,
+            "revision": self.revision and {"id": self.revision.id, **self.revision.record},
             "files": {
                 name: {key: value for key, value in _record(record).items() if value is not None}
                 for name, record in sorted(self.files.items())
@@ -167,6 +184,7 @@ class Manifest:
                 parity=None if data["parity"] is None else dict(data["parity"]),
                 provenance=dict(data["provenance"]),
                 plans=_map(data.get("plans", {}), _text),  # bundles from before there were any
+                revision=_revision(data.get("revision")),
             )
         except ConfigError as err:
             raise BundleError(
@@ -189,6 +207,7 @@ class Manifest:
 
 
 _AGAIN = "Export the checkpoint again."
+_REVISION_ID = re.compile(r"[0-9a-f]{12}")
 _FLOAT32_MAX = 3.4028235e38
 
 
@@ -211,6 +230,15 @@ def _weight_entry(data: Mapping[str, Any]) -> WeightEntry:
         DType.from_label(_text(data["dtype"])),
         tuple(_natural(size) for size in data["shape"]),
     )
+
+
+def _revision(data: Mapping[str, Any] | None) -> Revision | None:
+    if data is None:
+        return None
+    identity = _text(data["id"])
+    if not _REVISION_ID.fullmatch(identity):  # it names a folder
+        raise ValueError(f"a revision named {identity!r}")
+    return Revision(identity, {key: value for key, value in data.items() if key != "id"})
 
 
 def _lowering(value: object) -> str:

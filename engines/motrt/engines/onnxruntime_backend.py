@@ -21,15 +21,20 @@ from motrt.engines.onnxruntime_engine import (
     check_providers,
     check_threads,
     open_session,
+    ort_value,
+    run_once,
     session_options,
 )
+from motrt.engines.onnxruntime_staging import StagedSessions
 from motrt.engines.onnxruntime_towers import OnnxRuntimeGenerator, OnnxRuntimeReasoner
+from motrt.engines.weight_names import ENGINES, read_by
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from motrt.engines.bundle import Bundle
     from motrt.engines.contract import EngineContract
+    from motrt.engines.tensors import Array
 
 Residency = Literal["separate", "shared", "swap"]
 RESIDENCIES: tuple[str, ...] = get_args(Residency)
@@ -86,14 +91,17 @@ class OnnxRuntimeBackend:
         self._ort = onnxruntime()
         self._reasoner: OnnxRuntimeReasoner | None = None
         self._generator: OnnxRuntimeGenerator | None = None
+        self._sessions: dict[str, Any] = {}
         self._store = bundle.weights()
         self._weights: dict[str, Any] = {}
+        # What the sessions read without owning it, by engine: stores and OrtValues.
+        self._held: dict[str, object] = {}
 
     def reasoner(self) -> OnnxRuntimeReasoner:
         """Return the causal engine."""
         if self._reasoner is None:
             if self.residency == "swap":
-                self._generator = None
+                self._drop("generator")
             contract = self.bundle.reasoner_contract()
             manifest = self.bundle.manifest
             self._reasoner = OnnxRuntimeReasoner(
@@ -105,7 +113,7 @@ class OnnxRuntimeBackend:
         """Return the denoiser."""
         if self._generator is None:
             if self.residency == "swap":
-                self._reasoner = None
+                self._drop("reasoner")
             contract = self.bundle.generator_contract()
             self._generator = OnnxRuntimeGenerator(self._session(contract), contract, self._ort)
         return self._generator
@@ -115,7 +123,7 @@ class OnnxRuntimeBackend:
 
         GPUs have memory of their own and fused kernels: 0.
         """
-        if self._providers != ("CPUExecutionProvider",):
+        if not self.is_on_cpu:
             return 0
         manifest = self.bundle.manifest
         return denoise_step_nbytes(
@@ -130,27 +138,92 @@ class OnnxRuntimeBackend:
 
     def close(self) -> None:
         """Drop every session; the backend opens them again if it is used again."""
-        self._reasoner = self._generator = None
+        for engine in ENGINES:
+            self._drop(engine)
         self._weights.clear()
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the CPU provider alone computes."""
+        return self._providers == ("CPUExecutionProvider",)
+
+    def run_current(self, engine: str, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+        """Run an engine's graph once, if it is open; see ``refit/protocol.py``."""
+        session = self._sessions.get(engine)
+        return None if session is None else run_once(session, engine, feeds)
+
+    def stage(self, bundle: Bundle, changed: frozenset[str]) -> StagedSessions:
+        """Open sessions on other weights beside those that run; see ``refit/protocol.py``."""
+        if self.residency == "swap":
+            self.close()  # they open again when they are needed: three would not fit
+        fresh = OnnxRuntimeBackend(
+            bundle,
+            residency=self.residency,
+            providers=self._providers,
+            threads=self._threads,
+        )
+        config = bundle.manifest.model
+        engines = tuple(name for name in ENGINES if changed & read_by(config, name))
+        if self.residency != "swap":
+            for name in engines:
+                getattr(fresh, name)()
+        return StagedSessions(self, fresh, engines)
+
+    def take_over(self, fresh: OnnxRuntimeBackend, engines: Sequence[str]) -> None:
+        """Put another backend's weights, and its sessions of some engines, in the own's place."""
+        self.bundle, self._store, self._weights = fresh.bundle, fresh._store, fresh._weights
+        if "reasoner" in engines:
+            self._reasoner = fresh._reasoner
+        if "generator" in engines:
+            self._generator = fresh._generator
+        for engine in engines:
+            self._sessions.pop(engine, None)
+            self._held.pop(engine, None)
+        self._sessions |= fresh._sessions
+        self._held |= fresh._held
+
+    def _drop(self, engine: str) -> None:
+        if engine == "reasoner":
+            self._reasoner = None
+        else:
+            self._generator = None
+        self._sessions.pop(engine, None)
+        self._held.pop(engine, None)
 
     def _session(self, contract: EngineContract) -> Any:
         options = session_options(self._threads)
         if self.residency == "shared":
             # Prepacking would copy each weight into a layout of the session's own.
             options.add_session_config_entry("session.disable_prepacking", "1")
-            for name in self._store:
-                options.add_initializer(name, self._mapped(name))
+            names = set(self._store)
+        else:
+            names = set(self._store.replaced)  # the files give the others
+        names &= read_by(self.bundle.manifest.model, contract.name)
+        injected = {name for name in names if self._must_inject(name)}
+        for name in sorted(names - injected):
+            options.add_initializer(name, self._mapped(name))
+        if injected:
+            values = [self._mapped(name) for name in sorted(injected)]
+            options.add_external_initializers(sorted(injected), values)
         path = self.bundle.path(f"{contract.name}.onnx")
-        return open_session(contract.name, str(path), options, self._providers)
+        session = open_session(contract.name, str(path), options, self._providers)
+        self._sessions[contract.name] = session
+        self._held[contract.name] = (self._store, self._weights)
+        return session
+
+    def _must_inject(self, name: str) -> bool:
+        """Whether a replaced tensor must be put into the graph before it is optimized, as a copy.
+
+        Constant folding reads the graph's own file where ``add_initializer`` was told of another
+        tensor: the casts that the CPU provider puts behind 16-bit weights were folded from the old
+        ones (1.32). The matrix of a float32 Gemm is never folded, and copying it takes 25 % longer.
+        """
+        entry = self._store.entries[name]
+        is_matrix = entry.dtype is DType.FLOAT32 and len(entry.shape) == 2
+        return name in self._store.replaced and not is_matrix
 
     def _mapped(self, name: str) -> Any:
         """Return a weight as an OrtValue over the map; both sessions get the same one."""
         if name not in self._weights:
-            array, dtype = self._store[name], self._store.entries[name].dtype
-            make = self._ort.OrtValue
-            self._weights[name] = (
-                make.ortvalue_from_numpy_with_onnx_type(array.view("uint16"), dtype.onnx)
-                if dtype is DType.BFLOAT16
-                else make.ortvalue_from_numpy(array)
-            )
+            self._weights[name] = ort_value(self._ort, self._store, name)
         return self._weights[name]

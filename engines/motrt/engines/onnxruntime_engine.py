@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines._onnxruntime import onnxruntime
+from motrt.engines.dtypes import DType
 from motrt.engines.errors import ConfigError, ExecutionError
 from motrt.engines.tensors import Array, check_arrays
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from motrt.engines.contract import EngineContract
+    from motrt.engines.store import WeightStore
 
 MAX_THREADS = 1024
 """More cores than any machine has; ten times as many threads can take one down."""
@@ -106,6 +108,15 @@ def session_options(threads: int | None) -> Any:
     return options
 
 
+def ort_value(ort: Any, store: WeightStore, name: str) -> Any:
+    """Return a tensor as an OrtValue over the store's memory, which must outlive it."""
+    array, dtype = store[name], store.entries[name].dtype
+    if dtype is DType.BFLOAT16:
+        value = array.view("uint16")
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, dtype.onnx)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def open_session(name: str, source: str | bytes, options: Any, providers: Sequence[str]) -> Any:
     """Open an ``InferenceSession``; never another provider than those asked for.
 
@@ -175,6 +186,19 @@ def run_binding(session: Any, binding: Any, outputs: list[str], name: str) -> di
     except Exception as err:  # see above
         raise _refused(name, err) from err
     return dict(zip(outputs, binding.get_outputs(), strict=True)) if outputs else {}
+
+
+def run_once(session: Any, name: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a session on plain arrays.
+
+    Raises:
+        ExecutionError: ONNX Runtime refused.
+    """
+    outputs = [output.name for output in session.get_outputs()]
+    try:
+        return dict(zip(outputs, session.run(outputs, dict(feeds)), strict=True))
+    except Exception as err:  # see above
+        raise _refused(name, err) from err
 
 
 def _refused(name: str, err: Exception) -> ExecutionError:

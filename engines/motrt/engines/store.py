@@ -43,11 +43,18 @@ class WeightStore:
     Args:
         root: The directory that the entries' files are relative to.
         entries: Place of each tensor. Trusted: whoever makes a store has checked the headers.
+        replaced: Tensors that count instead of the files' own, each of its entry's type and shape.
     """
 
-    def __init__(self, root: Path, entries: Mapping[str, WeightEntry]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        entries: Mapping[str, WeightEntry],
+        replaced: Mapping[str, Array] | None = None,
+    ) -> None:
         self.root = root
         self.entries = dict(entries)
+        self.replaced = dict(replaced or {})
         self._maps: dict[str, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
 
     @classmethod
@@ -90,6 +97,8 @@ class WeightStore:
             raise CheckpointError(
                 "the weights store lacks a tensor", got=name, expected=f"one of {len(self)} names"
             )
+        if name in self.replaced:
+            return self.replaced[name]
         if entry.nbytes == 0:
             empty = np.empty(entry.shape, entry.dtype.numpy)
             empty.flags.writeable = False
@@ -99,7 +108,9 @@ class WeightStore:
 
     def subset(self, names: set[str]) -> WeightStore:
         """Return a store over some of the tensors."""
-        return WeightStore(self.root, {n: e for n, e in self.entries.items() if n in names})
+        return WeightStore(
+            self.root, {n: e for n, e in self.entries.items() if n in names}, self.replaced
+        )
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,13 @@ class Part(enum.Enum):
     BOTH = "both"
 
 
+ENGINES: dict[str, tuple[Part, Part]] = {
+    "reasoner": (Part.REASONER, Part.BOTH),
+    "generator": (Part.GENERATOR, Part.BOTH),
+}
+"""The two engines, and whose tensors each reads."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNames:
     """The tensor-name prefixes of one layer in one tower; append ``.weight`` or ``.bias``."""
@@ -122,6 +129,11 @@ def weight_table(config: ModelConfig) -> dict[str, WeightSpec]:
         table[f"{generator_norm(config)}.weight"] = WeightSpec((hidden,), Part.GENERATOR)
     table.update(_head_table(config))
     return table
+
+
+def read_by(config: ModelConfig, engine: str) -> frozenset[str]:
+    """Return the names of the tensors that an engine's graph may read."""
+    return frozenset(n for n, spec in weight_table(config).items() if spec.part in ENGINES[engine])
 
 
 def _layer_table(

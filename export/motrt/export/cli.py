@@ -40,8 +40,11 @@ VERBS: dict[str, Verb] = {
         "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
     ),
     "build": Verb("motrt.engines.commands.build", "Build a bundle's graphs as TensorRT engines."),
+    "refit": Verb("motrt.engines.commands.refit", "Give a bundle other weights, or a LoRA."),
     "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
-    "demo": Verb("motrt.runtime.commands.demo", "Show both modes of a bundle in one process."),
+    "demo": Verb(
+        "motrt.calibration.commands.demo", "Show both modes: of a trained tiny model, or a bundle."
+    ),
     "score": Verb("motrt.calibration.commands.score", "Score what the tiny trained model can do."),
     "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
     "bench": Verb("motrt.calibration.commands.bench", "Measure speed and memory against PyTorch."),

@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from motrt.engines.arguments import as_path, of_kind
-from motrt.engines.bundle import (
-    MANIFEST,
-    Bundle,
-    new_bundle,
-    record_small,
-    record_weights,
-    write_atomic,
-)
+from motrt.engines.atomic import write_atomic
+from motrt.engines.bundle import MANIFEST, Bundle, record_small, record_weights
+from motrt.engines.bundle_writer import new_bundle
 from motrt.engines.checkpoint import (
     FLOATS,
     Checkpoint,

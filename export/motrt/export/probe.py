@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from motrt.engines.contract import (
-    MASK_VALUE,
     Cache,
     EngineContract,
     generator_contract,
@@ -22,29 +21,17 @@ from motrt.engines.contract import (
 from motrt.engines.dtypes import DType
 from motrt.engines.errors import ContractError, MissingDependencyError
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
+from motrt.engines.probe_inputs import PAST, SEED, TOKENS, probe_feeds
 from motrt.export.graphs.twin import float32_twin_of
 
 if TYPE_CHECKING:
     from motrt.engines.bundle import Bundle
-    from motrt.engines.tensors import Array, TensorSpec
+    from motrt.engines.tensors import Array
     from motrt.export.result import ProbeMode
 
-_SEED = 20
 _LIMIT_BYTES = 1 << 30
 # Relative to the output's largest value. Rounding stays near 1e-6; see calibration/parity.
 TOLERANCE = 1e-4
-_SIZES = {
-    "batch": 1,
-    "tokens": 5,
-    "past": 3,
-    "total": 8,
-    "capacity": 8,
-    "logits": 5,
-    "context": 4,
-    "vision": 6,
-    "sound": 3,
-    "action": 2,
-}
 
 
 def run_probe(bundle: Bundle, mode: ProbeMode) -> dict[str, object]:
@@ -78,7 +65,7 @@ def run_probe(bundle: Bundle, mode: ProbeMode) -> dict[str, object]:
         "status": "passed",
         "reason": "equal to the PyTorch modules"
         + (" as float32 twins over the same bytes" if narrow else ""),
-        "seed": _SEED,
+        "seed": SEED,
         "tolerance": TOLERANCE,
         "max_relative": max(measured.values()),
         "outputs": measured,
@@ -92,13 +79,8 @@ def _probe_reasoner(bundle: Bundle) -> dict[str, float]:
 
     config, cache = bundle.manifest.model, bundle.manifest.cache
     contract = reasoner_contract(config, DType.FLOAT32, cache)
-    feeds = _feeds(contract)
-    tokens, past = _SIZES["tokens"], _SIZES["past"]
-    visible = np.arange(past + tokens) <= past + np.arange(tokens)[:, None]
-    feeds["attention_bias"] = np.where(visible, 0, MASK_VALUE).astype(np.float32)[None, None]
-    feeds["logit_indices"] = np.arange(tokens, dtype=np.int64)[None]
-    if cache is Cache.STATIC:
-        feeds["write_indices"] = np.array([past], np.int64)
+    feeds = probe_feeds(contract)
+    past, tokens = PAST, TOKENS
     outputs = _engine(bundle, contract).run(feeds)
 
     given = {name: torch.from_numpy(array) for name, array in feeds.items()}
@@ -135,11 +117,7 @@ def _probe_generator(bundle: Bundle) -> dict[str, float]:
 
     config, modalities = bundle.manifest.model, bundle.manifest.modalities
     contract = generator_contract(config, DType.FLOAT32, modalities)
-    feeds = _feeds(contract)
-    for name in ("vision_noise_mask", "sound_noise_mask", "action_noise_mask"):
-        if name in feeds:
-            feeds[name] = (np.arange(feeds[name].size) > 0).astype(np.float32)[None]
-    feeds["timestep"] = np.array([417.0], np.float32)
+    feeds = probe_feeds(contract)
     outputs = _engine(bundle, contract).run(feeds)
 
     given = {name: torch.from_numpy(array) for name, array in feeds.items()}
@@ -156,23 +134,7 @@ def _engine(bundle: Bundle, contract: EngineContract) -> OnnxRuntimeEngine:
     path = bundle.path(f"{contract.name}.onnx")
     if bundle.dtype is DType.FLOAT32:
         return OnnxRuntimeEngine(contract, path)
-    return OnnxRuntimeEngine(contract, float32_twin_of(path, bundle.dtype), folder=bundle.root)
-
-
-def _feeds(contract: EngineContract) -> dict[str, Array]:
-    rng = np.random.RandomState(_SEED)
-    sizes = dict(_SIZES)
-    generated = ("vision", "sound", "action")
-    names = {dim for spec in contract.inputs for dim in spec.shape}
-    sizes["generated"] = sum(sizes[name] for name in generated if name in names)
-
-    def draw(spec: TensorSpec) -> Array:
-        shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape)
-        if spec.dtype is DType.INT64:
-            return np.zeros(shape, np.int64)
-        return rng.standard_normal(shape).astype(np.float32)
-
-    return {spec.name: draw(spec) for spec in contract.inputs}
+    return OnnxRuntimeEngine(contract, float32_twin_of(path, bundle.dtype), folder=bundle.content)
 
 
 def _compare(

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from motrt.engines.casting import cast_piece
 from motrt.engines.dtypes import DType, Precision
 from motrt.engines.errors import ExportError
 from motrt.engines.finite import pieces, refuse_nonfinite
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import Array
 
     Advance = Callable[[int], None]
-
-# The largest finite value, and what to export with instead if it is exceeded.
-_LARGEST = {
-    DType.FLOAT16: (65504.0, "bf16 or fp32"),
-    DType.BFLOAT16: (3.3895313892515355e38, "fp32"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,25 +176,10 @@ def _write_casts(plan: WeightPlan, path: Path, advance: Advance) -> None:
     def chunks(name: str) -> Iterator[Array]:
         for piece in pieces(plan.source[name]):
             refuse_nonfinite(name, piece)
-            yield _cast(name, piece, plan.casts[name])
+            yield cast_piece(name, piece, plan.casts[name])
             advance(piece.size * plan.casts[name].itemsize)
 
     tensors = {
         name: (dtype, plan.source.entries[name].shape) for name, dtype in plan.casts.items()
     }
     write_safetensors(path, tensors, chunks)
-
-
-def _cast(name: str, piece: Array, dtype: DType) -> Array:
-    wide = piece.astype(np.float32)
-    if dtype in _LARGEST:
-        largest, wider = _LARGEST[dtype]
-        peak = float(np.abs(wide).max(initial=0.0))
-        if peak > largest:
-            raise ExportError(
-                f"a value of {name} does not fit {dtype.label}",
-                got=f"{peak:g}",
-                expected=f"at most {largest:g}",
-                fix=f"Export with --precision {wider}.",
-            )
-    return wide.astype(dtype.numpy)

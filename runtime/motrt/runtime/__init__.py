@@ -1,6 +1,8 @@
 """Both modes of a bundle, without torch: ask it, let it generate."""
 
 from motrt.engines.contract import Modality
+from motrt.engines.refit.lora import Lora
+from motrt.engines.refit.result import RefitResult
 from motrt.runtime.answering import ReasonStream
 from motrt.runtime.denoise import Guidance, StepState, denoise
 from motrt.runtime.embodiments import EMBODIMENTS, Embodiment
@@ -22,6 +24,8 @@ from motrt.runtime.session import Runtime
 __all__ = [
     # The runtime
     "Runtime",
+    "Lora",
+    "RefitResult",
     "SamplingParams",
     "ReasonResult",
     "ReasonStream",

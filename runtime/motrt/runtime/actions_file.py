@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from motrt.engines.bundle import write_atomic
+from motrt.engines.atomic import write_atomic
 from motrt.engines.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,14 +12,17 @@ import numpy as np
 
 from motrt.engines.arguments import of_kind
 from motrt.engines.bundle import Bundle
-from motrt.engines.errors import ConfigError, ExecutionError
+from motrt.engines.errors import ConfigError
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
+from motrt.engines.refit.live import refit_engines
+from motrt.engines.refit.request import open_request
 from motrt.runtime.answering import ReasonStream, answer, as_messages
 from motrt.runtime.bundle_vae import open_vae, required_vae
 from motrt.runtime.generating import GenerationRun
 from motrt.runtime.generation_params import ActionCondition, GenerationParams
 from motrt.runtime.images import clip_pixels
 from motrt.runtime.latents_file import Latents, load_latents
+from motrt.runtime.one_call import OneCall
 from motrt.runtime.params import SamplingParams
 from motrt.runtime.results import ReasonResult
 from motrt.runtime.sampling_plan import Conditioning
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from motrt.engines.refit.lora import Lora
+    from motrt.engines.refit.result import RefitResult
     from motrt.engines.tensors import Array
     from motrt.runtime.denoise import Callback
     from motrt.runtime.images import ImageSource
@@ -64,12 +68,9 @@ class Runtime:
         self._backend = backend
         self._capacity = capacity
         self._chunk_size = chunk_size
-        self._on_busy = on_busy
+        self._busy = OneCall(on_busy)
         self._output_filter = output_filter
-        self._lock = threading.Lock()
-        self._owner: int | None = None  # thread that holds the lock
         self._streams: weakref.WeakSet[ReasonStream] = weakref.WeakSet()
-        self._is_closed = False
         self._tokenizer: Tokenizer | None = None
         self._text: TextModel | None = None
         self._sequence: TokenSequence | None = None
@@ -102,7 +103,7 @@ class Runtime:
             providers: ONNX Runtime's execution providers. One that is absent is an error.
             on_busy: What a second thread gets: it waits, or :class:`ExecutionError`.
             output_filter: Sees each chunk of frames, uint8 ``[n, H, W, 3]``, before anybody else
-                and returns what may be shown; the place for a safety checker, which bundles lack.
+                and returns what may be shown: a safety checker, which bundles lack.
 
         Raises:
             BundleError: The bundle is absent, damaged, or newer than this motrt.
@@ -110,14 +111,13 @@ class Runtime:
             ExecutionError: The backend cannot run the bundle's precision.
             MissingDependencyError: The backend is not installed.
         """
+        OneCall(on_busy)  # refuses another word before anything is opened
         if capacity < 1 or chunk_size < 1:
             raise ConfigError(
                 "capacity and chunk_size count tokens",
                 got=f"{capacity}, {chunk_size}",
                 expected="at least 1",
             )
-        if on_busy not in ("wait", "raise"):
-            raise ConfigError("unknown on_busy", got=on_busy, expected="wait or raise")
         if output_filter is not None and not callable(output_filter):
             raise ConfigError(
                 "output_filter is no function",
@@ -207,8 +207,7 @@ class Runtime:
             action: For the three action modes; the clip then has ``chunk_size + 1`` frames.
             latents: Where to start instead of seeded noise, or a file of them. As in diffusers they
                 hold the clean frames too; what ``image`` or ``video`` encode to is not put in.
-            history: An answer of :meth:`reason`: the prompt goes on from that conversation, whose
-                keys and values are not computed again.
+            history: An answer of :meth:`reason`, from whose conversation the prompt goes on.
             callback_on_step_end: Called as ``(step, timestep, state)`` after each step.
 
         Raises:
@@ -278,9 +277,38 @@ class Runtime:
         Raises:
             BundleError: The bundle has no VAE.
             ConfigError: The latents are of another shape or type, or not finite.
-            ExecutionError: An engine failed, gave NaN, or is busy.
+            ExecutionError: As :meth:`encode`.
         """
         return np.concatenate(list(self._decode(latents)))
+
+    def refit(
+        self,
+        weights: str | Path | None = None,
+        *,
+        lora: Lora | str | Path | Sequence[Lora | str | Path] = (),
+        restore: bool = False,
+    ) -> RefitResult:
+        """Give both engines other weights, or neither; the bundle on disk stays as it is.
+
+        Weights are computed from those that were exported, whatever runs now. A conversation's keys
+        and values are forgotten: they are the old weights'.
+
+        Args:
+            weights: A checkpoint of the same model.
+            lora: Adapters, applied to ``weights`` or to the exported weights; a path has scale 1.
+            restore: Go back to the exported weights; excludes the other two.
+
+        Returns:
+            What changed; ``changed`` is False if the weights were running already.
+
+        Raises:
+            ConfigError: Nothing is asked for, or too much.
+            RefitError: The new weights do not fit or are not finite, or the probe failed.
+            ExecutionError: An engine does not take them, the backend cannot be refitted, or busy.
+        """
+        with self._busy():
+            wanted = open_request(self.bundle, weights, lora, restore=restore)
+            return refit_engines(self._backend, self.bundle, wanted, self._switch)
 
     @property
     def cache_nbytes(self) -> int:
@@ -298,9 +326,7 @@ class Runtime:
         for stream in list(self._streams):
             with suppress(ValueError):  # another thread is at its next token
                 stream.close()
-        self._refuse_own_call()
-        with self._lock:
-            self._is_closed = True
+        with self._busy.closing():
             self._sequence = self._text = None
             if self._vae is not None:
                 self._vae.close()
@@ -318,6 +344,9 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _switch(self, bundle: Bundle) -> None:
+        self.bundle, self._text, self._sequence = bundle, None, None
 
     def _answer(
         self, messages: list[dict[str, Any]], params: SamplingParams
@@ -369,30 +398,3 @@ class Runtime:
 
     def _vae_or_refuse(self, refusal: str) -> Vae:
         return required_vae(self._vae_of_bundle(), self.bundle, refusal)
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        self._refuse_own_call()
-        if not self._lock.acquire(blocking=self._on_busy == "wait"):
-            raise ExecutionError(
-                "the runtime is busy with another call",
-                expected="one call at a time",
-                fix="Open a second runtime, or open this one with on_busy='wait'.",
-            )
-        self._owner = threading.get_ident()
-        try:
-            if self._is_closed:
-                raise ExecutionError("the runtime is closed", fix="Open the bundle again.")
-            yield
-        finally:
-            self._owner = None
-            self._lock.release()
-
-    def _refuse_own_call(self) -> None:
-        if self._owner == threading.get_ident():
-            raise ExecutionError(
-                "this thread's own call to the runtime has not ended",
-                got="a stream that is still open, or a call from a callback",
-                expected="one call at a time",
-                fix="Read the stream to its end, or close it.",
-            )

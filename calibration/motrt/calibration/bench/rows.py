@@ -20,6 +20,7 @@ from motrt.calibration.bench.checkpoints import (
 from motrt.calibration.bench.inputs import noise, num_patches, prompt_ids
 from motrt.calibration.bench.ours import Ours
 from motrt.calibration.bench.processes import import_seconds, run_job
+from motrt.calibration.bench.refit import Refit, compare_export, compare_reopen
 from motrt.calibration.bench.sizes import PUBLISHED
 from motrt.calibration.bench.theirs import Theirs
 from motrt.calibration.bench.timing import Comparison, Timing, alternate, require_equal
@@ -65,6 +66,11 @@ class Bench:
     def ours(self) -> Ours:
         """The bundle's engines."""
         return Ours(self.bundle, self.threads)
+
+    @cached_property
+    def refit(self) -> Refit:
+        """The bundle's engines, and fine-tunes of it."""
+        return Refit(self.folder, self.bundle, self.size, self.threads)
 
     @cached_property
     def theirs(self) -> Theirs:
@@ -194,6 +200,28 @@ def _rss_shared(bench: Bench) -> Measured:
     return detail["growth_bytes"] / detail["weight_bytes"], detail
 
 
+def _refit_reopen(bench: Bench) -> Measured:
+    error = bench.refit.check()
+    comparison, refitted = compare_reopen(bench.refit, bench.size.few)
+    return comparison.ratio, {
+        "error": error,
+        **comparison.to_dict(),
+        "theirs_refitted_on_disk_first": refitted.theirs.to_dict(),
+        "ratio_refitted_on_disk_first": round(refitted.ratio, 3),
+    }
+
+
+def _refit_export(bench: Bench) -> Measured:
+    error = bench.refit.check()
+    comparison, inside = compare_export(bench.refit, bench.size.processes)
+    return comparison.ratio, {
+        "error": error,
+        **comparison.to_dict(),
+        "theirs_in_one_process": inside.to_dict(),
+        "ratio_in_one_process": round(min(inside.seconds) / min(comparison.ours.seconds), 3),
+    }
+
+
 def _runtime_import(bench: Bench) -> Measured:
     seconds = [import_seconds() for _ in range(bench.size.processes + 1)]
     return min(seconds), Timing(seconds).to_dict()
@@ -222,6 +250,8 @@ ROWS: dict[str, Row] = {
     "decode_genai": Row("ratios", _decode_genai, 1.0),
     "cold_start": Row("ratios", _cold_start, 6.0),
     "rss_shared": Row("ratios", _rss_shared, 1.15, at_least=False),
+    "refit_reopen": Row("ratios", _refit_reopen, 1.0),
+    "refit_export": Row("ratios", _refit_export, 5.0),
     "runtime_import": Row("seconds", _runtime_import),
     "export_nano": Row("seconds", partial(_export, model="nano"), 30.0, at_least=False),
     "export_super": Row("seconds", partial(_export, model="super"), 30.0, at_least=False),

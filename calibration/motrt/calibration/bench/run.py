@@ -83,6 +83,7 @@ def _notes(size: Size, loads: list[float], threads: int) -> list[str]:
         "ratios are least time by least time, the two sides in turn; of rss_shared, bytes by bytes",
         "decode rows count from the first token to the last; the prompt is not in them",
         "cold_start opens the bundle with residency 'shared'; files are in the disk cache",
+        "refit_reopen: a bundle that is there; refit_export: motrt export, then open",
     ]
     if size.name == "quick":
         notes.append("a quick run shows that the rows work; its numbers mean nothing")

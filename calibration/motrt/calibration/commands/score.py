@@ -59,10 +59,11 @@ def command(
     if as_json:
         print_json(result.to_dict())
     else:
-        _tell(result)
+        print_score(result)
 
 
-def _tell(result: Score) -> None:
+def print_score(result: Score) -> None:
+    """Print a table of skills on stdout."""
     rows = [(name, f"{value:.3f}", "") for name, value in result.skills.items()]
     rows += [(name, "–", reason) for name, reason in result.missing.items()]
     title = f"{result.samples} samples each, {sum(result.seconds.values()):.0f} s"

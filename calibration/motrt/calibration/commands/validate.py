@@ -49,10 +49,11 @@ def command(
     debug: Debug = False,
 ) -> int:
     """Validate; exit code 0 within tolerance, 3 outside."""
+    opened = Bundle.open(bundle)  # before: evidence about weights that a refit replaced is none
     with stage_bars(quiet=quiet or as_json) as progress:
         report = validate(bundle, against, threads=threads, progress=progress)
     if not no_record:
-        record_evidence(Bundle.open(bundle), report)
+        record_evidence(opened, report)
     if as_json:
         print_json(report.to_dict())
     else:

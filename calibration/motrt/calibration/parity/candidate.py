@@ -258,7 +258,7 @@ def _open(
     if narrow is None:
         return OnnxRuntimeEngine(contract, path, threads=threads)
     return OnnxRuntimeEngine(
-        contract, float32_twin_of(path, narrow), folder=bundle.root, threads=threads
+        contract, float32_twin_of(path, narrow), folder=bundle.content, threads=threads
     )
 
 

@@ -8,11 +8,12 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from motrt.engines.bundle import Bundle, write_atomic
+from motrt.engines.atomic import write_atomic
 from motrt.engines.errors import BundleError
 
 if TYPE_CHECKING:
     from motrt.calibration.parity.report import ParityReport
+    from motrt.engines.bundle import Bundle
 
 REPORT = "parity.json"
 
@@ -46,4 +47,8 @@ def record_evidence(bundle: Bundle, report: ParityReport) -> Bundle:
         "sources": report.outcome.sources,
         "report_sha256": hashlib.sha256(text.encode()).hexdigest(),
     }
-    return bundle.commit(dataclasses.replace(bundle.manifest, parity=summary))
+    try:
+        return bundle.commit(dataclasses.replace(bundle.manifest, parity=summary))
+    except BundleError:
+        (bundle.root / REPORT).unlink(missing_ok=True)
+        raise

@@ -20,7 +20,7 @@ from motrt.engines.commands.console import (
 )
 from motrt.engines.commands.tables import plain_table
 from motrt.engines.inspection import Amount, Inspection, inspect_bundle
-from motrt.engines.manifest import GUARDRAIL
+from motrt.engines.manifest import GUARDRAIL, Revision
 from motrt.engines.memory_estimate import Shapes
 from motrt.engines.verification import Verification, verify_bundle
 
@@ -111,6 +111,7 @@ def _summary(
         f"MLP {model.intermediate_size} {model.hidden_act}, vocabulary {model.vocab_size}",
     )
     yield "scheduler", inspection.scheduler or "none"
+    yield "weights", _revision(manifest.revision)
     for name, why in manifest.absent.items():
         yield f"without {name}", why
     yield "probe", _outcome(manifest.probe)
@@ -125,6 +126,16 @@ def _summary(
             yield "", f"{graph} reads {count} tensors where the manifest has them"
         if verification.graphs_skipped is not None:
             yield "", f"graphs not checked: {verification.graphs_skipped}"
+
+
+def _revision(revision: Revision | None) -> str:
+    if revision is None:
+        return "as exported"
+    sources = [
+        str(source.get("checkpoint") or f"{source.get('lora')} x {source.get('scale')}")
+        for source in revision.record.get("sources", [])
+    ]
+    return f"revision {revision.id}: {', '.join(sources)}"
 
 
 def _outcome(probe: dict[str, object]) -> str:

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from motrt.engines._tensorrt import install_hint
 from motrt.engines.arguments import as_path
+from motrt.engines.atomic import writing_alone
 from motrt.engines.backend_probe import probe_tensorrt
-from motrt.engines.bundle import MANIFEST, Bundle, uninterrupted
+from motrt.engines.bundle import Bundle, read_manifest
+from motrt.engines.bundle_writer import uninterrupted
 from motrt.engines.errors import BuildError, ConfigError, MissingDependencyError
 from motrt.engines.host import probe_gpus, probe_memory
 from motrt.engines.jetson import probe_jetson
-from motrt.engines.manifest import Manifest
 from motrt.engines.plans.engine_build import EngineRequest
 from motrt.engines.plans.identity import (
     PlanHost,
@@ -329,10 +330,10 @@ class _Job:
 
 def _enter(bundle: Bundle, folder: str, digest: str) -> None:
     """Enter a plan in the manifest as it is now: another target may have been built meanwhile."""
-    text = (bundle.root / MANIFEST).read_text(encoding="utf-8")
-    manifest = Manifest.from_json(text)
-    plans = {**manifest.plans, folder: digest}
-    bundle.commit(dataclasses.replace(manifest, plans=plans))
+    with writing_alone(bundle.root):
+        manifest = read_manifest(bundle.root)
+        plans = {**manifest.plans, folder: digest}
+        bundle.commit_alone(dataclasses.replace(manifest, plans=plans))
 
 
 def _version(backend: Flavour, machine: Builder) -> str:

@@ -1,0 +1,1 @@
+"""New weights for a bundle, on disk or in a running process: both engines, or neither."""
