@@ -56,16 +56,25 @@ class GraphFile:
 
     def with_dims(self, dims: Mapping[str, int]) -> bytes:
         """Return ``model`` with these named dimensions of its inputs and outputs as numbers."""
+        return with_dims(self.model, dims)
 
-        def edit_graph(graph: memoryview) -> bytes:
-            return b"".join(
-                _message(number, _with_dims(value, dims))
-                if number in {_GRAPH_INPUT, _GRAPH_OUTPUT}
-                else bytes(whole)
-                for number, value, whole in _fields(graph)
-            )
 
-        return _edit_model(self.model, edit_graph)
+def with_dims(model: bytes, dims: Mapping[str, int]) -> bytes:
+    """Return a serialized model with named dimensions of its inputs and outputs as numbers.
+
+    Raises:
+        ContractError: It is no model.
+    """
+
+    def edit_graph(graph: memoryview) -> bytes:
+        return b"".join(
+            _message(number, _with_dims(value, dims))
+            if number in {_GRAPH_INPUT, _GRAPH_OUTPUT}
+            else bytes(whole)
+            for number, value, whole in _fields(graph)
+        )
+
+    return _edit_model(model, edit_graph)
 
 
 def read_graph(data: bytes) -> GraphFile:
