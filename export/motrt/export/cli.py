@@ -48,7 +48,9 @@ VERBS: dict[str, Verb] = {
     "score": Verb("motrt.calibration.commands.score", "Score what the tiny trained model can do."),
     "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
     "bench": Verb("motrt.calibration.commands.bench", "Measure speed and memory against PyTorch."),
-    "doctor": Verb("motrt.engines.commands.doctor", "Show what this machine can run."),
+    "doctor": Verb(
+        "motrt.calibration.commands.doctor", "Show what this machine can run; or try it."
+    ),
 }
 
 
