@@ -204,6 +204,20 @@ def test_memory_is_added_up(tmp_path: Path, kind: str, precision: Precision) -> 
     once = sum(weights.values()) + 27 * 4 + run_bytes
     assert memory.total_one_copy == once
     assert memory.total == once + weights["both"]
+    advice = inspection.weights_advice
+    # Embedding rows stay with the host; the VAE's 27 values are no plan's.
+    assert advice.inputs == once - 27 * 4 - weights["host"]
+    assert advice.refit == advice.inputs + weights["both"]
+    assert advice.recommended == ("inputs" if kind == "shared" else "refit")
+
+
+def test_a_small_saving_is_not_worth_slower_weights(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "b", "shared")
+    advice = inspect_bundle(bundle, Shapes(capacity=1)).weights_advice
+    assert (advice.recommended, advice.inputs < advice.refit) == ("inputs", True)
+    advice = inspect_bundle(bundle, Shapes(capacity=10**6)).weights_advice
+    assert (advice.recommended, advice.inputs < advice.refit) == ("refit", True)
+    assert advice.reason.startswith("only ")
 
 
 @pytest.mark.parametrize("name", ["batch", "context", "capacity", "tokens", "guidance_branches"])

@@ -13,17 +13,22 @@ from motrt.engines.contract import (
 )
 from motrt.engines.dtypes import DType, Precision
 from motrt.engines.errors import (
+    BuildError,
+    BuildMemoryError,
     BundleError,
     CheckpointError,
     ConfigError,
     ContractError,
     ExecutionError,
     ExportError,
+    ForeignPlanError,
     MissingDependencyError,
     MotrtError,
     ParityError,
+    PlanError,
     RefitError,
     SchedulerError,
+    StalePlanError,
 )
 from motrt.engines.manifest import Manifest
 from motrt.engines.model_config import ModelConfig
@@ -64,15 +69,20 @@ __all__ = [
     # Backends
     "OnnxRuntimeEngine",
     # Errors
+    "BuildError",
+    "BuildMemoryError",
     "BundleError",
     "CheckpointError",
     "ConfigError",
     "ContractError",
     "ExecutionError",
     "ExportError",
+    "ForeignPlanError",
     "MissingDependencyError",
     "MotrtError",
     "ParityError",
+    "PlanError",
     "RefitError",
     "SchedulerError",
+    "StalePlanError",
 ]

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from motrt.engines.errors import MissingDependencyError
+from motrt.engines.errors import ConfigError, MissingDependencyError
 from motrt.engines.jetson import probe_jetson
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from motrt.engines.dtypes import DType
 
 Flavour = Literal["tensorrt", "tensorrt-rtx"]
 
@@ -24,6 +26,19 @@ Flavour = Literal["tensorrt", "tensorrt-rtx"]
 _FLAVOURS: Mapping[Flavour, tuple[str, str, str, str]] = {
     "tensorrt": ("tensorrt", "TensorRT", "10.3", "tensorrt"),
     "tensorrt-rtx": ("tensorrt_rtx", "TensorRT-RTX", "1.7", "rtx"),
+}
+
+# By safetensors' code.
+_DATA_TYPES: Mapping[str, str] = {
+    "F32": "FLOAT",
+    "F16": "HALF",
+    "BF16": "BF16",
+    "F8_E4M3": "FP8",
+    "I64": "INT64",
+    "I32": "INT32",
+    "I8": "INT8",
+    "U8": "UINT8",
+    "BOOL": "BOOL",
 }
 
 
@@ -51,6 +66,45 @@ def tensorrt(flavour: Flavour) -> Any:
             fix=_hint(flavour),
         )
     return module
+
+
+def has_attention(trt: Any) -> bool:
+    """Whether networks may hold fused attention: from 10.14 on, and TensorRT-RTX."""
+    return hasattr(trt.LayerType, "ATTENTION_INPUT")
+
+
+def builds_ahead_of_time(trt: Any) -> bool:
+    """Whether a GPU architecture can be chosen that is not here: TensorRT-RTX alone."""
+    return hasattr(trt.IBuilderConfig, "set_compute_capability")
+
+
+def compute_capability(trt: Any, capability: tuple[int, int]) -> Any:
+    """Return the value of ``ComputeCapability``; only where it builds ahead of time.
+
+    Raises:
+        ConfigError: This version has no such target.
+    """
+    name = "SM{}{}".format(*capability)
+    members = trt.ComputeCapability.__members__
+    if name not in members:
+        raise ConfigError(
+            "this TensorRT has no such target", got=name, expected=", ".join(members)
+        )
+    return members[name]
+
+
+def data_type(trt: Any, dtype: DType) -> Any:
+    """Return TensorRT's name of an element type.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    name = _DATA_TYPES.get(dtype.value)
+    if name is None or not hasattr(trt.DataType, name):
+        raise ConfigError(
+            "TensorRT has no such element type", got=dtype.label, expected="one of its DataType"
+        )
+    return getattr(trt.DataType, name)
 
 
 def module_of(flavour: Flavour) -> str:

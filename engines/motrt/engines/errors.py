@@ -9,6 +9,11 @@
     ├── ContractError           (ValueError)   a graph or an array disagrees with the contract
     ├── BundleError                            a bundle is damaged, foreign or from a newer motrt
     ├── ExportError                            a graph or a converted weight cannot be written
+    ├── BuildError                             a plan cannot be built
+    │   └── BuildMemoryError                   … for want of memory
+    ├── PlanError                              a plan is absent or is not what the bundle vouches for
+    │   ├── StalePlanError                     … was built from another graph or with other options
+    │   └── ForeignPlanError                   … was built for another GPU, TensorRT or system
     ├── RefitError                             new weights cannot take the place of the old ones
     ├── ExecutionError                         an engine refused a run
     ├── SchedulerError          (RuntimeError) a scheduler was driven out of order
@@ -19,6 +24,11 @@ The four parts are attributes too, so that ``--json`` reports them apart.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class MotrtError(Exception):
@@ -93,6 +103,91 @@ class BundleError(MotrtError):
 
 class ExportError(MotrtError):
     """A graph or a converted weight cannot be written."""
+
+
+class BuildError(MotrtError):
+    """A plan cannot be built.
+
+    Args:
+        message: See :class:`MotrtError`, as for the rest.
+        got: What was found.
+        expected: What would have been right.
+        fix: What to do.
+        messages: What the parser or the builder said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        fix: str | None = None,
+        messages: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, got=got, expected=expected, fix=fix)
+        self.messages = tuple(messages)
+
+
+class BuildMemoryError(BuildError):
+    """A build needs more memory than there is.
+
+    Args:
+        message: See :class:`MotrtError`, as for the rest.
+        needed_bytes: By estimate.
+        available_bytes: When the build began; None if nobody could tell.
+        got: What was found.
+        expected: What would have been right.
+        fix: What to do.
+        messages: What the builder said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int,
+        available_bytes: int | None,
+        got: object = None,
+        expected: object = None,
+        fix: str | None = None,
+        messages: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, got=got, expected=expected, fix=fix, messages=messages)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class PlanError(MotrtError):
+    """A plan is absent, damaged, or not what the bundle's manifest vouches for.
+
+    Args:
+        message: See :class:`MotrtError`, as for the rest.
+        got: What was found.
+        expected: What would have been right.
+        fix: What to do.
+        fields: What differs, as ``plan.json`` calls it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        got: object = None,
+        expected: object = None,
+        fix: str | None = None,
+        fields: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, got=got, expected=expected, fix=fix)
+        self.fields = tuple(fields)
+
+
+class StalePlanError(PlanError):
+    """A plan was built from another graph, or with other options than are asked for."""
+
+
+class ForeignPlanError(PlanError):
+    """A plan was built for another GPU, TensorRT, system or processor."""
 
 
 class RefitError(MotrtError):

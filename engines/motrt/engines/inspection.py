@@ -10,6 +10,7 @@ import numpy as np
 from motrt.engines.contract import CONTRACT_VERSION
 from motrt.engines.manifest import GUARDRAIL
 from motrt.engines.memory_estimate import MemoryEstimate, Shapes, estimate_memory
+from motrt.engines.plans.advice import WeightsAdvice, weights_advice
 from motrt.engines.weight_names import Part, weight_table
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ class Inspection:
         return None if name is None else str(name)
 
     @property
+    def weights_advice(self) -> WeightsAdvice:
+        """What each ``motrt build --weights`` costs, and which one suits."""
+        return weights_advice(self.memory)
+
+    @property
     def linked_nbytes(self) -> int:
         """Bytes of the files that have another name outside the bundle."""
         return sum(file.nbytes for file in self.files if file.links > 1)
@@ -131,6 +137,8 @@ class Inspection:
             files: A list of ``{path, bytes, links, hard_linked}``.
             file_bytes: ``total``, and ``linked``: what has a name outside the bundle too.
             memory: See ``MemoryEstimate``; all in bytes, but for ``shapes``.
+            plans: Device bytes of both engines with ``motrt build --weights`` ``refit`` and
+                ``inputs``, the ``recommended`` one and the ``reason``.
             scheduler: A class name, or null.
             absent: Reason by name of each part that was not exported.
             probe: Outcome of the numeric probe of the last write.
@@ -184,6 +192,7 @@ class Inspection:
                 "linked": self.linked_nbytes,
             },
             "memory": asdict(self.memory),
+            "plans": asdict(self.weights_advice),
             "scheduler": self.scheduler,
             "absent": manifest.absent,
             "probe": manifest.probe,

@@ -73,6 +73,8 @@ class Manifest:
         probe: The numeric probe at the end of the last write.
         parity: The evidence of the last ``validate``, or None.
         provenance: Who wrote the bundle, from what, with which versions.
+        plans: sha256 of each ``plan.json``, by the plan's folder. A plan is code: what is not
+            listed here is not loaded.
         revision: The refit in force, or None: the weights as exported.
     """
 
@@ -93,6 +95,7 @@ class Manifest:
     probe: dict[str, Any] = field(default_factory=dict)
     parity: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
     revision: Revision | None = None
 
     def to_json(self) -> str:
@@ -117,6 +120,7 @@ class Manifest:
             "probe": self.probe,
             "parity": self.parity,
             "provenance": self.provenance,
+            "plans": self.plans,
             "revision": self.revision and {"id": self.revision.id, **self.revision.record},
             "files": {
                 name: {key: value for key, value in _record(record).items() if value is not None}
@@ -179,6 +183,7 @@ class Manifest:
                 probe=dict(data["probe"]),
                 parity=None if data["parity"] is None else dict(data["parity"]),
                 provenance=dict(data["provenance"]),
+                plans=_map(data.get("plans", {}), _text),  # bundles from before there were any
                 revision=_revision(data.get("revision")),
             )
         except ConfigError as err:

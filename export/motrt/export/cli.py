@@ -39,6 +39,7 @@ VERBS: dict[str, Verb] = {
     "validate": Verb(
         "motrt.calibration.commands.validate", "Compare a bundle with the public implementations."
     ),
+    "build": Verb("motrt.engines.commands.build", "Build a bundle's graphs as TensorRT engines."),
     "refit": Verb("motrt.engines.commands.refit", "Give a bundle other weights, or a LoRA."),
     "run": Verb("motrt.runtime.commands.run", "Run the reasoner or the generator of a bundle."),
     "demo": Verb(
@@ -47,7 +48,9 @@ VERBS: dict[str, Verb] = {
     "score": Verb("motrt.calibration.commands.score", "Score what the tiny trained model can do."),
     "inspect": Verb("motrt.engines.commands.inspect", "Show what a bundle holds and costs."),
     "bench": Verb("motrt.calibration.commands.bench", "Measure speed and memory against PyTorch."),
-    "doctor": Verb("motrt.engines.commands.doctor", "Show what this machine can run."),
+    "doctor": Verb(
+        "motrt.calibration.commands.doctor", "Show what this machine can run; or try it."
+    ),
 }
 
 

@@ -25,6 +25,8 @@ from motrt.engines.probe_inputs import PAST, SEED, TOKENS, probe_feeds
 from motrt.export.graphs.twin import float32_twin_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
     from motrt.export.result import ProbeMode
@@ -73,16 +75,39 @@ def run_probe(bundle: Bundle, mode: ProbeMode) -> dict[str, object]:
 
 
 def _probe_reasoner(bundle: Bundle) -> dict[str, float]:
+    cache = bundle.manifest.cache
+    contract = reasoner_contract(bundle.manifest.model, DType.FLOAT32, cache)
+    feeds = probe_feeds(contract)
+    outputs = _engine(bundle, contract).run(feeds)
+    if cache is Cache.STATIC:
+        for name in [name for name in outputs if name.startswith("present.")]:
+            outputs[name] = outputs[name][:, :, PAST : PAST + TOKENS]
+    return _compare("reasoner", outputs, reasoner_outputs(bundle, feeds))
+
+
+def _probe_generator(bundle: Bundle) -> dict[str, float]:
+    manifest = bundle.manifest
+    contract = generator_contract(manifest.model, DType.FLOAT32, manifest.modalities)
+    feeds = probe_feeds(contract)
+    outputs = _engine(bundle, contract).run(feeds)
+    return _compare("generator", outputs, generator_outputs(bundle, feeds))
+
+
+def reasoner_outputs(bundle: Bundle, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Run the PyTorch reasoner over a bundle's weights, in float32.
+
+    Args:
+        bundle: The bundle.
+        feeds: The probe's, float32 where they are no indices.
+
+    Returns:
+        Outputs by name; ``present`` are the new tokens' alone, ``[B, K, S, D]``.
+    """
     import torch
 
     from motrt.export.torch_loading import load_reasoner
 
-    config, cache = bundle.manifest.model, bundle.manifest.cache
-    contract = reasoner_contract(config, DType.FLOAT32, cache)
-    feeds = probe_feeds(contract)
-    past, tokens = PAST, TOKENS
-    outputs = _engine(bundle, contract).run(feeds)
-
+    config = bundle.manifest.model
     given = {name: torch.from_numpy(array) for name, array in feeds.items()}
     result = load_reasoner(config, bundle.weights(), torch.float32)(
         given["inputs_embeds"],
@@ -92,8 +117,8 @@ def _probe_reasoner(bundle: Bundle) -> dict[str, float]:
         given["logit_indices"],
         [
             (
-                given[f"past_key_values.{i}.key"][:, :, :past],
-                given[f"past_key_values.{i}.value"][:, :, :past],
+                given[f"past_key_values.{i}.key"][:, :, :PAST],
+                given[f"past_key_values.{i}.value"][:, :, :PAST],
             )
             for i in range(config.num_hidden_layers)
         ],
@@ -103,31 +128,23 @@ def _probe_reasoner(bundle: Bundle) -> dict[str, float]:
         expected[f"present.{i}.key"], expected[f"present.{i}.value"] = key.numpy(), value.numpy()
     for i, key in enumerate(result.context_keys):
         expected[f"context.{i}.key"] = key.numpy()
-    if cache is Cache.STATIC:
-        rows = slice(past, past + tokens)
-        for name in [name for name in outputs if name.startswith("present.")]:
-            outputs[name] = outputs[name][:, :, rows]
-    return _compare("reasoner", outputs, expected)
+    return expected
 
 
-def _probe_generator(bundle: Bundle) -> dict[str, float]:
+def generator_outputs(bundle: Bundle, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Run the PyTorch generator over a bundle's weights, in float32, on the probe's feeds."""
     import torch
 
     from motrt.export.torch_loading import load_generator
 
     config, modalities = bundle.manifest.model, bundle.manifest.modalities
-    contract = generator_contract(config, DType.FLOAT32, modalities)
-    feeds = probe_feeds(contract)
-    outputs = _engine(bundle, contract).run(feeds)
-
     given = {name: torch.from_numpy(array) for name, array in feeds.items()}
     context = [
         (given.pop(f"context.{i}.key"), given.pop(f"context.{i}.value"))
         for i in range(config.num_hidden_layers)
     ]
     generator = load_generator(config, bundle.weights(), torch.float32, modalities)
-    expected = {name: a.numpy() for name, a in generator(**given, context=context).items()}
-    return _compare("generator", outputs, expected)
+    return {name: a.numpy() for name, a in generator(**given, context=context).items()}
 
 
 def _engine(bundle: Bundle, contract: EngineContract) -> OnnxRuntimeEngine:

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from motrt.calibration.parity.compare import validate
 from motrt.calibration.parity.evidence import record_evidence
+from motrt.calibration.polygraphy import Emission
+from motrt.calibration.polygraphy import emit_polygraphy as emit
 from motrt.engines.bundle import Bundle
 from motrt.engines.commands.console import (
     Debug,
@@ -35,8 +37,13 @@ EXAMPLE = "Example: motrt validate edge.bundle --against Cosmos3-Edge"
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle to judge.")],
     against: Annotated[
-        Path, typer.Option(help="The checkpoint that it was exported from, or another bundle.")
-    ],
+        Path | None,
+        typer.Option(help="The checkpoint that it was exported from, or another bundle."),
+    ] = None,
+    emit_polygraphy: Annotated[
+        Path | None,
+        typer.Option(help="Write a new folder with inputs, outputs and commands for Polygraphy."),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_THREADS, help="Threads on either side. (default: all cores)"),
@@ -49,13 +56,22 @@ def command(
     debug: Debug = False,
 ) -> int:
     """Validate; exit code 0 within tolerance, 3 outside."""
+    if against is None and emit_polygraphy is None:
+        raise typer.BadParameter("pass --against, or --emit-polygraphy, or both")
+    emission = None if emit_polygraphy is None else emit(bundle, emit_polygraphy)
+    if emission is not None and not as_json:
+        words().print(f"for Polygraphy: {emission.folder}", soft_wrap=True)
+    if against is None:
+        if as_json:
+            print_json({"polygraphy": _emitted(emission)})
+        return 0
     opened = Bundle.open(bundle)  # before: evidence about weights that a refit replaced is none
     with stage_bars(quiet=quiet or as_json) as progress:
         report = validate(bundle, against, threads=threads, progress=progress)
     if not no_record:
         record_evidence(opened, report)
     if as_json:
-        print_json(report.to_dict())
+        print_json({**report.to_dict(), "polygraphy": _emitted(emission)})
     else:
         print_table(_table(report))
     if report.ok:
@@ -70,6 +86,12 @@ def command(
     )
     words().print(f"parity: {message}", soft_wrap=True)
     return ParityError.exit_code
+
+
+def _emitted(emission: Emission | None) -> dict[str, object] | None:
+    if emission is None:
+        return None
+    return {"folder": str(emission.folder), "files": list(emission.files)}
 
 
 def _table(report: ParityReport) -> Table:

@@ -61,7 +61,7 @@ def write_checkpoint(layout: str, folder: str | Path) -> Path:
     return target
 
 
-def prepare_bundle(layout: Layout, folder: Path) -> Path:
+def prepare_bundle(layout: Layout, folder: Path, precision: str = "fp32") -> Path:
     """Write the checkpoint to ``folder/checkpoint`` and its export to ``folder/bundle``.
 
     What an earlier call wrote is used again.
@@ -84,15 +84,15 @@ def prepare_bundle(layout: Layout, folder: Path) -> Path:
         )
     if not checkpoint.exists():
         write_checkpoint(layout, checkpoint)
-    _export_in_child(checkpoint, bundle)
+    _export_in_child(checkpoint, bundle, precision)
     return bundle
 
 
-def _export_in_child(checkpoint: Path, bundle: Path) -> None:
+def _export_in_child(checkpoint: Path, bundle: Path, precision: str) -> None:
     """Run ``motrt export`` in a process of its own: this one shall load neither torch nor onnx."""
     command = [sys.executable, "-m", "motrt.export", "export", os.fspath(checkpoint)]
     done = subprocess.run(
-        [*command, "-o", os.fspath(bundle), "--quiet"],
+        [*command, "-o", os.fspath(bundle), "--precision", precision, "--quiet"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,26 +1,20 @@
-"""``motrt doctor``."""
+"""What ``motrt doctor`` shows of a machine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from motrt.engines.backend_probe import Backend
-from motrt.engines.commands.console import Debug, Json, human_bytes, print_json, print_table
+from motrt.engines.commands.console import human_bytes, print_json, print_table
 from motrt.engines.commands.tables import plain_table
 from motrt.engines.platform import Platform, probe_platform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HELP = "Show what this machine can run, and what is missing for the rest."
-EXAMPLE = "Example: motrt doctor --json"
 
-
-def command(
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Look at the machine; what is missing is a result, not an error."""
+def show(*, as_json: bool) -> None:
+    """Print what this machine is; what is missing is a result, not an error."""
     machine = probe_platform()
     if as_json:
         print_json(machine.to_dict())

@@ -41,6 +41,9 @@ def command(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every tensor, and every pointer of the graphs.")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the estimate of memory alone.")
+    ] = False,
     batch: Annotated[
         int, typer.Option(min=1, help="Estimate memory for this many sequences at a time.")
     ] = _DEFAULTS.batch,
@@ -70,6 +73,9 @@ def command(
         verified = verification.to_dict() if verification is not None else None
         print_json({**inspection.to_dict(), "verification": verified})
         return
+    if memory:
+        _print_memory(inspection)
+        return
     print_table(plain_table("Bundle", ("", ""), _summary(inspection, verification)))
     print_table(
         plain_table(
@@ -80,15 +86,21 @@ def command(
         )
     )
     print_table(plain_table("\nInputs and outputs", ("engine", "", "tensor"), _io(inspection)))
+    _print_memory(inspection)
+    print_table(plain_table("\nFiles", ("file", "links", "bytes"), _files(inspection), numbers=2))
+
+
+def _print_memory(inspection: Inspection) -> None:
+    at = inspection.memory.shapes
     print_table(
         plain_table(
-            f"\nMemory at batch {batch}, context {context}, capacity {capacity}, tokens {tokens}",
+            f"\nMemory at batch {at.batch}, context {at.context}, capacity {at.capacity}, "
+            f"tokens {at.tokens}",
             ("what", "", "bytes"),
             _memory(inspection),
             numbers=1,
         )
     )
-    print_table(plain_table("\nFiles", ("file", "links", "bytes"), _files(inspection), numbers=2))
 
 
 def _summary(
@@ -217,6 +229,10 @@ def _memory(inspection: Inspection) -> Iterator[tuple[str, str, str]]:
         ("denoise step", memory.denoise_step, remark),
         ("denoise step", memory.denoise_step_full, "likewise, of 189 frames of 1280x720"),
     ]
+    advice = inspection.weights_advice
+    for mode, count in (("refit", advice.refit), ("inputs", advice.inputs)):
+        suits = f" (suits: {advice.reason})" if mode == advice.recommended else ""
+        rows.append(("TensorRT engines", count, f"--weights {mode}{suits}"))
     for what, count, remark in rows:
         if count:
             yield what, remark, human_bytes(count)
