@@ -78,7 +78,7 @@ def test_a_newer_contract_asks_for_a_newer_motrt(text: str) -> None:
 
 def test_every_key_is_needed(text: str) -> None:
     data = json.loads(text)
-    for key in data.keys() - {"guardrail", "revision"}:  # older bundles lack the latter
+    for key in data.keys() - {"guardrail", "revision", "plans"}:  # older bundles lack the last two
         _refusal(json.dumps({name: value for name, value in data.items() if name != key}))
 
 

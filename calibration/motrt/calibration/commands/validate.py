@@ -63,7 +63,7 @@ def command(
         words().print(f"for Polygraphy: {emission.folder}", soft_wrap=True)
     if against is None:
         if as_json:
-            print_json({"polygraphy": _emitted(emission)})
+            print_json(_emitted(emission))
         return 0
     opened = Bundle.open(bundle)  # before: evidence about weights that a refit replaced is none
     with stage_bars(quiet=quiet or as_json) as progress:
@@ -71,7 +71,7 @@ def command(
     if not no_record:
         record_evidence(opened, report)
     if as_json:
-        print_json({**report.to_dict(), "polygraphy": _emitted(emission)})
+        print_json({**report.to_dict(), **_emitted(emission)})
     else:
         print_table(_table(report))
     if report.ok:
@@ -88,10 +88,10 @@ def command(
     return ParityError.exit_code
 
 
-def _emitted(emission: Emission | None) -> dict[str, object] | None:
+def _emitted(emission: Emission | None) -> dict[str, object]:
     if emission is None:
-        return None
-    return {"folder": str(emission.folder), "files": list(emission.files)}
+        return {}
+    return {"polygraphy": {"folder": str(emission.folder), "files": list(emission.files)}}
 
 
 def _table(report: ParityReport) -> Table:
