@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 def stub_run(
-    content: bytes = b"no code", then: Callable[[EngineRequest], None] = lambda request: None
+    content: bytes | Callable[[EngineRequest], bytes] = b"no code",
+    then: Callable[[EngineRequest], None] = lambda request: None,
 ) -> Callable[..., ChildBuild]:
     """Return what stands for the builder's process: it writes ``content`` and the engine's name."""
 
     def run(
         request: EngineRequest, progress: Progress, needed: int, available: int | None
     ) -> ChildBuild:
-        data = content + request.engine.encode()
+        head = content(request) if callable(content) else content
+        data = head + request.engine.encode()
         Path(request.output).write_bytes(data)
         then(request)
         audit = Audit(

@@ -20,7 +20,10 @@ EVERYWHERE: dict[str, tuple[str, ...]] = {
         "Builder",
         "BuilderFlag",
         "DataType",
+        "ExecutionContextAllocationStrategy",
         "IBuilderConfig",
+        "ICudaEngine",
+        "IExecutionContext",
         "ILogger",
         "IProgressMonitor",
         "LayerType",
@@ -30,7 +33,10 @@ EVERYWHERE: dict[str, tuple[str, ...]] = {
         "ProfilingVerbosity",
         "Refitter",
         "Runtime",
+        "TensorIOMode",
+        "TensorLocation",
         "Weights",
+        "__version__",
     ),
     "Builder": (
         "build_serialized_network",
@@ -50,7 +56,28 @@ EVERYWHERE: dict[str, tuple[str, ...]] = {
         "set_memory_pool_limit",
     ),
     "IConstantLayer": ("get_output", "weights"),
-    "ICudaEngine": ("get_tensor_name", "num_io_tensors"),
+    "ExecutionContextAllocationStrategy": ("USER_MANAGED",),
+    "ICudaEngine": (
+        "create_execution_context",
+        "get_tensor_dtype",
+        "get_tensor_location",
+        "get_tensor_mode",
+        "get_tensor_name",
+        "is_shape_inference_io",
+        "num_io_tensors",
+        "num_optimization_profiles",
+        "refittable",
+    ),
+    "IExecutionContext": (
+        "execute_async_v3",
+        "get_tensor_shape",
+        "infer_shapes",
+        "set_device_memory",
+        "set_input_shape",
+        "set_optimization_profile_async",
+        "set_tensor_address",
+        "update_device_memory_size_for_shapes",
+    ),
     "ILayer": ("get_input", "num_inputs", "set_input", "type"),
     "ILogger": ("Severity",),
     "INetworkDefinition": (
@@ -71,9 +98,18 @@ EVERYWHERE: dict[str, tuple[str, ...]] = {
     "OnnxParser": ("get_error", "num_errors", "parse"),
     "ParserError": ("desc", "node_name"),
     "ProfilingVerbosity": ("LAYER_NAMES_ONLY",),
-    "Refitter": ("get_all_weights",),
+    "Refitter": (
+        "get_all_weights",
+        "get_missing_weights",
+        "get_weights_prototype",
+        "refit_cuda_engine_async",
+        "set_named_weights",
+    ),
     "Runtime": ("deserialize_cuda_engine",),
     "Severity": ("ERROR", "INFO", "INTERNAL_ERROR", "VERBOSE", "WARNING"),
+    "TensorIOMode": ("INPUT", "OUTPUT"),
+    "TensorLocation": ("DEVICE",),
+    "Weights": ("dtype", "size"),
 }
 
 # What only some have: which, and the function of ``_tensorrt.py`` that asks for it before it is used.
@@ -86,6 +122,8 @@ DETECTED: dict[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("", "ComputeCapability"): (_AHEAD, "builds_ahead_of_time"),
     ("IBuilderConfig", "num_compute_capabilities"): (_AHEAD, "builds_ahead_of_time"),
     ("IBuilderConfig", "set_compute_capability"): (_AHEAD, "builds_ahead_of_time"),
+    ("ICudaEngine", "get_aliased_input_tensor"): (_ATTENTION, "knows_aliases"),
+    ("IExecutionContext", "is_stream_capturable"): (_AHEAD, "asks_before_capture"),
 }
 
 

@@ -50,7 +50,7 @@ def _state(runtime: Runtime) -> tuple[bytes, bytes]:
     from motrt.engines.probe_inputs import probe_feeds
 
     feeds = probe_feeds(generator.contract)
-    context = sequence.context()
+    context: Any = sequence.context()
     for name in [name for name in feeds if name.startswith("context.")]:
         feeds[name] = context[name]
     velocity = generator.branch({}, {})(feeds)

@@ -43,7 +43,7 @@ def opened(request: pytest.FixtureRequest, bundle: Callable[..., Path]) -> Itera
     engine.close()
 
 
-def _close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> None:
+def _close(a: Any, b: Any) -> None:
     assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
 
 

@@ -78,6 +78,16 @@ def builds_ahead_of_time(trt: Any) -> bool:
     return hasattr(trt.IBuilderConfig, "set_compute_capability")
 
 
+def knows_aliases(trt: Any) -> bool:
+    """Whether an engine says which outputs are written in place: from 10.15 on, and TensorRT-RTX."""
+    return hasattr(trt.ICudaEngine, "get_aliased_input_tensor")
+
+
+def asks_before_capture(trt: Any) -> bool:
+    """Whether a context says if a run may be captured: TensorRT-RTX, which compiles as it runs."""
+    return hasattr(trt.IExecutionContext, "is_stream_capturable")
+
+
 def compute_capability(trt: Any, capability: tuple[int, int]) -> Any:
     """Return the value of ``ComputeCapability``; only where it builds ahead of time.
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from motrt.engines.contract import MASK_VALUE, Cache
+from motrt.engines.causal_mask import causal_bias
+from motrt.engines.contract import Cache
 from motrt.engines.onnxruntime_cache import OnnxRuntimeCache
 from motrt.engines.onnxruntime_engine import run_binding
 from motrt.engines.tensors import check_arrays
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from motrt.engines.contract import EngineContract
-    from motrt.engines.dtypes import DType
     from motrt.engines.model_config import ModelConfig
     from motrt.engines.tensors import Array
 
@@ -152,9 +152,3 @@ class OnnxRuntimeBranch:
             self._binding.bind_cpu_input(name, array)
         outputs = run_binding(self._session, self._binding, self._outputs, "generator")
         return {name: value.numpy().copy() for name, value in outputs.items()}
-
-
-def causal_bias(start: int, count: int, total: int, dtype: DType) -> Array:
-    """Return ``[1, 1, count, total]``: 0 up to each query's own index, the mask value beyond."""
-    visible = np.arange(total) <= np.arange(start, start + count)[:, None]
-    return np.where(visible, 0.0, MASK_VALUE).astype(dtype.numpy)[None, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,20 @@ class TensorSpec:
         return f"{self.name} {self.dtype.label} [{', '.join(map(str, self.shape))}]"
 
 
+class Shaped(Protocol):
+    """An array, or something on a device that has an array's shape and type."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its size in each dimension."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
+
+
 def check_arrays(
-    specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array], *, engine: str
+    specs: tuple[TensorSpec, ...], arrays: Mapping[str, Shaped], *, engine: str
 ) -> dict[str, int]:
     """Check what somebody wants to feed to an engine, before it computes.
 
@@ -61,7 +73,7 @@ def check_arrays(
     dims: dict[str, int] = {}
     for spec in specs:
         array = arrays[spec.name]
-        if array.dtype != spec.dtype.numpy or array.ndim != len(spec.shape):
+        if array.dtype != spec.dtype.numpy or len(array.shape) != len(spec.shape):
             raise _wrong(engine, spec, array)
         for want, have in zip(spec.shape, array.shape, strict=True):
             expected = dims.setdefault(want, have) if isinstance(want, str) else want
@@ -71,7 +83,7 @@ def check_arrays(
 
 
 def _wrong(
-    engine: str, spec: TensorSpec, array: Array, dims: Mapping[str, int] | None = None
+    engine: str, spec: TensorSpec, array: Shaped, dims: Mapping[str, int] | None = None
 ) -> ContractError:
     known = ", ".join(f"{name}={value}" for name, value in (dims or {}).items())
     return ContractError(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from motrt.engines.causal_mask import causal_bias
 from motrt.engines.errors import ExecutionError
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
-from motrt.engines.onnxruntime_towers import causal_bias
 from motrt.export.torch_loading import load_generator, load_reasoner, torch_dtype
 
 if TYPE_CHECKING:

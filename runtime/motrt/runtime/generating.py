@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from motrt.engines.tensors import Array
     from motrt.runtime.denoise import Callback
     from motrt.runtime.generation_params import GenerationParams
-    from motrt.runtime.protocols import Backend
+    from motrt.runtime.protocols import Backend, Context
     from motrt.runtime.results import ReasonResult
     from motrt.runtime.sampling_plan import Conditioning, Plan
     from motrt.runtime.schedulers import Scheduler
@@ -167,7 +167,7 @@ class GenerationRun:
             positive = [*self.tokenizer.apply_chat_template(messages), *positive[-2:]]
         return positive, made.negative_ids.tolist()
 
-    def _context(self, ids: list[int], conversation: TokenSequence | None) -> dict[str, Array]:
+    def _context(self, ids: list[int], conversation: TokenSequence | None) -> Context:
         """Run a prompt, from the cache only where a conversation is continued.
 
         So a generation alone does not depend, to the last bit, on what was asked before.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
     from motrt.runtime.denoise import Latents, Predict
-    from motrt.runtime.protocols import GeneratorEngine
+    from motrt.runtime.protocols import Context, GeneratorEngine
     from motrt.runtime.text_model import TextModel
 
 
@@ -47,7 +47,7 @@ def branch(
     bundle: Bundle,
     engine: GeneratorEngine,
     text: TextModel,
-    context: Mapping[str, Array],
+    context: Context,
     sample: Sample,
     latents: Latents,
 ) -> Predict:

@@ -7,13 +7,18 @@ array gives it away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from motrt.engines.tensors import Shaped
 
+if TYPE_CHECKING:
     from motrt.engines.contract import EngineContract
     from motrt.engines.tensors import Array
+
+
+Context = Mapping[str, Shaped]
+"""Keys and values of a prompt, arrays or a device's."""
 
 
 class KeyValueCache(Protocol):
@@ -29,8 +34,11 @@ class KeyValueCache(Protocol):
     def truncate(self, length: int) -> None:
         """Forget all but the first ``length`` tokens."""
 
-    def context(self) -> dict[str, Array]:
-        """Return ``context.{i}.key|value`` ``[1, K, U, D]`` of all tokens, compacted."""
+    def context(self) -> Context:
+        """Return ``context.{i}.key|value`` ``[1, K, U, D]`` of all tokens, compacted.
+
+        The backend's generator takes it as it is; of its memory others know the shapes alone.
+        """
 
 
 class ReasonerEngine(Protocol):
@@ -60,8 +68,8 @@ class Branch(Protocol):
 class GeneratorEngine(Protocol):
     """The denoiser."""
 
-    def branch(self, context: Mapping[str, Array], constants: Mapping[str, Array]) -> Branch:
-        """Bind a prompt's context and the inputs that no step changes."""
+    def branch(self, context: Any, constants: Mapping[str, Array]) -> Branch:
+        """Bind a prompt's :data:`Context` and the inputs that no step changes."""
 
 
 class Graph(Protocol):

@@ -6,17 +6,17 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from motrt.engines.arguments import of_kind
 from motrt.engines.bundle import Bundle
 from motrt.engines.errors import ConfigError
-from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend, Residency
 from motrt.engines.refit.live import refit_engines
 from motrt.engines.refit.request import open_request
 from motrt.runtime.answering import ReasonStream, answer, as_messages
+from motrt.runtime.backends import open_backend
 from motrt.runtime.bundle_vae import open_vae, required_vae
 from motrt.runtime.generating import GenerationRun
 from motrt.runtime.generation_params import ActionCondition, GenerationParams
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from motrt.engines.onnxruntime_backend import Residency
     from motrt.engines.refit.lora import Lora
     from motrt.engines.refit.result import RefitResult
     from motrt.engines.tensors import Array
@@ -94,9 +95,10 @@ class Runtime:
 
         Args:
             bundle: The folder.
-            backend: ``onnxruntime``, or a function that makes a backend of a bundle.
+            backend: ``onnxruntime``; ``tensorrt`` or ``tensorrt-rtx``, for which the bundle has a
+                plan of this machine (``motrt build``); or a function that makes one of a bundle.
             residency: How weights lie in memory: ``separate``, ``shared`` or ``swap``; see
-                :mod:`motrt.engines.onnxruntime_backend`.
+                :mod:`motrt.engines.onnxruntime_backend` and :mod:`motrt.engines.tensorrt_backend`.
             capacity: Most tokens of a conversation or prompt.
             chunk_size: Most tokens of one prefill call.
             threads: Threads inside an operator; the backend's default if None.
@@ -108,8 +110,9 @@ class Runtime:
         Raises:
             BundleError: The bundle is absent, damaged, or newer than this motrt.
             ConfigError: A setting makes no sense.
-            ExecutionError: The backend cannot run the bundle's precision.
+            ExecutionError: The backend cannot run the bundle's precision, or there is no GPU.
             MissingDependencyError: The backend is not installed.
+            PlanError: The bundle has no plan for this machine, or it is not what it was.
         """
         OneCall(on_busy)  # refuses another word before anything is opened
         if capacity < 1 or chunk_size < 1:
@@ -125,20 +128,11 @@ class Runtime:
                 expected="a callable",
             )
         opened = Bundle.open(bundle)
-        if callable(backend):
-            made = backend(opened)
-        elif backend == "onnxruntime":
-            made = cast(
-                "Backend",
-                OnnxRuntimeBackend(
-                    opened, residency=residency, providers=providers, threads=threads
-                ),
-            )
-        else:
-            raise ConfigError("unknown backend", got=backend, expected="onnxruntime")
         return cls(
             opened,
-            made,
+            open_backend(
+                opened, backend, residency=residency, providers=providers, threads=threads
+            ),
             capacity=capacity,
             chunk_size=chunk_size,
             on_busy=on_busy,

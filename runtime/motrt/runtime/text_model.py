@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from motrt.engines.bundle import Bundle
     from motrt.engines.tensors import Array
-    from motrt.runtime.protocols import Backend, ReasonerEngine
+    from motrt.runtime.protocols import Backend, Context, ReasonerEngine
 
 _TABLE_ROWS = 1024
 
@@ -167,7 +167,7 @@ class TokenSequence:
         del self.ids[shared:]
         return shared
 
-    def context(self) -> dict[str, Array]:
+    def context(self) -> Context:
         """Return the generator's ``context.{i}.key|value`` of all tokens."""
-        context: dict[str, Array] = self._cache.context()
+        context: Context = self._cache.context()
         return context

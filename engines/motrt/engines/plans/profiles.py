@@ -67,9 +67,9 @@ def reasoner_profiles(shapes: BuildShapes, cache: Cache) -> tuple[Profile, ...]:
         if cache is Cache.STATIC:
             dims["capacity"] = (capacity, capacity, capacity)
         else:
-            # A first call has no past; a decoding step most often has some hundred tokens.
-            most = max(capacity - 1, 1)
-            past = (0, 0 if name == "prefill" else min(_TYPICAL_CONTEXT, most), most)
+            # A first call has no past; a decoding step most often has some hundred tokens. The
+            # runtime hands over whole buffers, so that a past may be as long as the cache.
+            past = (0, 0 if name == "prefill" else min(_TYPICAL_CONTEXT, capacity), capacity)
             dims["past"] = past
             dims["total"] = _sum([past, tokens])
         profiles.append(Profile(name, dims))

@@ -1,8 +1,8 @@
 """The seam between a refit and the engines: what a backend must offer to take other weights.
 
-ONNX Runtime opens new sessions beside the old ones. An engine that can only be refitted in place
-keeps the promise in another way: it stages nothing but checked buffers, fills the engine at
-``commit``, and fills it again from the old weights, or drops it, if that fails.
+ONNX Runtime opens new sessions beside the old ones. TensorRT refits in place, so it keeps the
+promise in another way: it stages checks alone, fills an engine when that is first ``run``, and
+drops what it filled if anything fails: a dropped engine loads again from its plan and the old weights.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class StagedEngines(Protocol):
     def engines(self) -> tuple[str, ...]:
         """Return the names of the engines whose weights change."""
 
-    def run(self, engine: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one of them once, on the new weights.
+    def run(self, engine: str, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+        """Run one of them once, on the new weights; None if it does not take feeds of this size.
 
         Raises:
             ExecutionError: It does not run.
@@ -44,7 +44,7 @@ class RefittableBackend(Protocol):
         """Whether its arithmetic is that of the probe's reference, which runs on the CPU."""
 
     def run_current(self, engine: str, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-        """Run an engine as it is now, or return None if it is not open."""
+        """Run an engine as it is now; None if it is not open, or does not take feeds of this size."""
 
     def stage(self, bundle: Bundle, changed: frozenset[str]) -> StagedEngines:
         """Prepare both engines on a bundle's weights; nothing that runs is touched.

@@ -9,7 +9,11 @@ import typer
 
 from motrt.engines.onnxruntime_backend import Residency as _Residency
 from motrt.engines.onnxruntime_engine import MAX_THREADS
+from motrt.runtime.backends import BackendName
 
+Backend = Annotated[
+    BackendName, typer.Option(help="What runs the engines; TensorRT needs a plan: motrt build.")
+]
 Residency = Annotated[_Residency, typer.Option(help="How weights lie in memory.")]
 Capacity = Annotated[int, typer.Option(min=1, help="Most tokens of a conversation or prompt.")]
 Threads = Annotated[
@@ -30,10 +34,15 @@ def default_of(cls: type, name: str) -> Any:
 
 
 def open_options(
-    residency: str, capacity: int, threads: int | None, provider: list[str] | None
+    backend: str, residency: str, capacity: int, threads: int | None, provider: list[str] | None
 ) -> dict[str, Any]:
     """Return keyword arguments of ``Runtime.open``."""
-    options: dict[str, Any] = {"residency": residency, "capacity": capacity, "threads": threads}
+    options: dict[str, Any] = {
+        "backend": backend,
+        "residency": residency,
+        "capacity": capacity,
+        "threads": threads,
+    }
     if provider:
         options["providers"] = tuple(provider)
     return options

@@ -15,6 +15,7 @@ from motrt.engines.vae_config import VaeConfig
 from motrt.runtime._media_libraries import pillow, pyav
 from motrt.runtime.actions_file import load_actions, save_actions
 from motrt.runtime.commands.options import (
+    Backend,
     Capacity,
     Provider,
     Residency,
@@ -101,6 +102,7 @@ def command(
         GenerationParams, "seed"
     ),
     sound: Annotated[bool, typer.Option("--sound", help="Denoise sound latents too.")] = False,
+    backend: Backend = "onnxruntime",
     residency: Residency = "separate",
     capacity: Capacity = 4096,
     threads: Threads = None,
@@ -129,7 +131,9 @@ def command(
     _check_outputs(output, condition, frames)
     indexes = tuple(int(i) for i in numbers("--condition-frames", condition_frames) or ())
     with (
-        Runtime.open(bundle, **open_options(residency, capacity, threads, provider)) as runtime,
+        Runtime.open(
+            bundle, **open_options(backend, residency, capacity, threads, provider)
+        ) as runtime,
         stage_bars(quiet=quiet or as_json) as progress,
     ):
         vae = _check_decoder(output, runtime)

@@ -12,6 +12,7 @@ import typer
 from motrt.engines.commands.console import Debug, Json, print_json, print_piece, words
 from motrt.engines.errors import ConfigError
 from motrt.runtime.commands.options import (
+    Backend,
     Capacity,
     Provider,
     Residency,
@@ -53,6 +54,7 @@ def command(
     ] = default_of(SamplingParams, "presence_penalty"),
     seed: Annotated[int | None, typer.Option(help="Of the draws.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it; repeatable.")] = None,
+    backend: Backend = "onnxruntime",
     residency: Residency = "separate",
     capacity: Capacity = 4096,
     threads: Threads = None,
@@ -72,7 +74,7 @@ def command(
         stop=tuple(stop or ()),
     )
     conversation = _conversation(prompt, messages)
-    options = open_options(residency, capacity, threads, provider)
+    options = open_options(backend, residency, capacity, threads, provider)
     with Runtime.open(bundle, **options) as runtime:
         stream = runtime.reason_stream(conversation, params, system=system)
         for piece in stream:
