@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +52,13 @@ def bundle(
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def stage(
+    bundle: BundleFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Any]]:
+    """Return ``stage(kind, lowering, weights, release)``; see ``tensorrt_stage.py``."""
+    from tensorrt_stage import stages
+
+    yield from stages(bundle, tmp_path, monkeypatch)

@@ -7,17 +7,28 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import motrt.calibration.selftest.gpu as gpu_trial
+import motrt.engines._cuda as cuda_accessor
+import motrt.engines.plans.build as plans_build
+import motrt.engines.tensorrt_backend.device as device_module
 from motrt.calibration.selftest import checks, run_selftest
 from motrt.calibration.selftest.checks import SkippedError, Workplace
 from motrt.engines.bundle import Bundle
 from motrt.engines.errors import BundleError, ParityError
+from motrt.engines.host import Gpu
+from motrt.engines.plans import BuildOptions, build_plans
+from motrt.engines.plans.targets import Builder
 from motrt.engines.refit.probe import by_file
 from motrt.export.cli import run
+from scripted_cuda import ScriptedCuda
+from scripted_tensorrt import VERSION, Engine, ScriptedTensorRt, plan_of
+from stub_plans import stub_run
 from tiny_checkpoints import tree
 
 
@@ -149,3 +160,66 @@ def test_what_is_not_installed_is_skipped_with_the_reason(
 def test_a_damaged_bundle_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(BundleError):
         run_selftest(tmp_path)
+
+
+@pytest.fixture
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[tuple[Workplace, ScriptedTensorRt]]:
+    """A machine that seems to have a GPU, and what TensorRT is there."""
+    cuda = ScriptedCuda()
+    trt = ScriptedTensorRt(cuda)
+    nobody = Builder((), None)
+    there = SimpleNamespace(version=VERSION, reason=None)
+    card = Gpu("a card", (8, 9), None, None, None)
+
+    def build(root: Path, targets: list[str], options: BuildOptions, backend: Any) -> None:
+        run = stub_run(plan_of)
+        build_plans(root, ["sm89"], options, backend=backend, builder=nobody, run=run)
+
+    monkeypatch.setattr(plans_build, "_version", lambda *_: VERSION)
+    monkeypatch.setattr(device_module, "tensorrt", lambda _: trt.module)
+    monkeypatch.setattr(cuda_accessor, "cuda_runtime", lambda: cuda)
+    monkeypatch.setattr(gpu_trial, "probe_tensorrt", lambda _: there)
+    monkeypatch.setattr(gpu_trial, "build_plans", build)
+    monkeypatch.setattr(gpu_trial, "FLAVOURS", ("tensorrt-rtx",))
+    monkeypatch.setattr(checks, "FLAVOURS", ("tensorrt-rtx",))
+    monkeypatch.setattr(gpu_trial, "_EXPORTED", ("fp32", "fp16"))  # what the script computes
+    monkeypatch.setattr(checks, "probe_gpus", lambda: ((card,), None))
+    yield Workplace(tmp_path, tmp_path, is_packaged=True), trt
+    assert cuda.violations == []
+
+
+def test_the_gpu_part_tries_every_precision(
+    scripted: tuple[Workplace, ScriptedTensorRt],
+) -> None:
+    place, trt = scripted
+    told = checks.gpu(place)
+    assert "fp32 portable" in told
+    assert "fp16 native" in told
+    assert trt.cuda.calls["cudaGraphLaunch"] > 4
+
+
+@pytest.mark.parametrize("wrong", ["weights", "graphs", "refit", "nan"])
+def test_the_gpu_part_sees_wrong_engines(
+    scripted: tuple[Workplace, ScriptedTensorRt], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, trt = scripted
+    monkeypatch.setattr(gpu_trial, "_EXPORTED", ("fp32",))
+    compute = Engine.compute
+
+    def other(self: Engine, *args: Any) -> Any:
+        outputs = compute(self, *args)
+        launched = trt.cuda.calls.get("cudaGraphLaunch", 0)
+        is_wrong = {
+            "weights": True,
+            "nan": True,
+            "graphs": launched > 0 and trt.cuda.calls["cudaGraphLaunch"] % 2 == 1,
+            "refit": self.version > 2,
+        }[wrong]
+        factor = np.nan if wrong == "nan" else 1.5
+        return {name: a * factor if is_wrong else a for name, a in outputs.items()}
+
+    monkeypatch.setattr(Engine, "compute", other)
+    with pytest.raises(ParityError):
+        checks.gpu(place)

@@ -6,9 +6,11 @@ order or lifetime.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ pytest.importorskip("torch")  # the bundles are exported here
 import motrt.engines._cuda as cuda_accessor
 import motrt.engines.tensorrt_backend.device as device_module
 from motrt.engines.bundle import Bundle
+from motrt.engines.causal_mask import padded_causal_bias
 from motrt.engines.errors import (
     ConfigError,
     ContractError,
@@ -28,74 +31,21 @@ from motrt.engines.errors import (
     PlanError,
 )
 from motrt.engines.onnxruntime_backend import OnnxRuntimeBackend
-from motrt.engines.plans import BuildOptions, BuildShapes, build_plans
-from motrt.engines.plans.targets import Builder
 from motrt.engines.probe_inputs import probe_feeds
 from motrt.engines.tensorrt_backend import TensorRtBackend
+from motrt.engines.tensorrt_backend.cache import TensorRtCache
+from motrt.engines.tensorrt_backend.execution import Execution
+from motrt.engines.tensorrt_backend.loaded import load_engine
 from motrt.engines.tensorrt_backend.memory import Arena, DeviceTensor
+from motrt.engines.tensorrt_backend.weights import Refit
 from motrt.runtime.text_model import TextModel, TokenSequence
 from scripted_cuda import ScriptedCuda
-from scripted_tensorrt import VERSION, ScriptedTensorRt, link, plan_of
-from stub_plans import stub_run
+from tensorrt_stage import CAPACITY, Stage
 
-CAPACITY = 48
 IDS = np.random.RandomState(1).randint(0, 400, 64).tolist()
-# What can be built: attention in float32 is not fused, and the native lowering knows no other.
-PRECISION = {"native": "fp16", "portable": "fp32"}
 # Of an output's largest value: the scripted engine's graph is not optimized, ONNX Runtime's is.
 BARS = {"native": 1e-2, "portable": 2e-5}
 KINDS = ["edge-like", "nano-like", "shared"]
-
-
-class Stage:
-    """A bundle with a scripted plan, and the machine to run it."""
-
-    def __init__(self, root: Path, release: str = "rtx") -> None:
-        self.root = root
-        self.cuda = ScriptedCuda()
-        self.trt = ScriptedTensorRt(self.cuda, release)
-
-    def backend(self, **options: Any) -> TensorRtBackend:
-        return TensorRtBackend(Bundle.open(self.root), flavour="tensorrt-rtx", **options)
-
-
-@pytest.fixture
-def stage(
-    bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Stage]]:
-    made: list[Stage] = []
-
-    def make(
-        kind: str = "nano-like",
-        lowering: str = "native",
-        weights: Any = "refit",
-        release: str = "rtx",
-        **shapes: Any,
-    ) -> Stage:
-        root = link(tmp_path / f"bundle{len(made)}", bundle(kind, PRECISION[lowering], lowering))
-        sizes: dict[str, Any] = {"max_context": CAPACITY, "max_tokens": 64, **shapes}
-        options = BuildOptions(shapes=BuildShapes(**sizes), weights=weights)
-        nobody = Builder((), None)
-        build_plans(
-            root, ["sm89"], options, backend="tensorrt-rtx", builder=nobody, run=stub_run(plan_of)
-        )
-        found = Stage(root, release)
-        monkeypatch.setattr(device_module, "tensorrt", lambda _: found.trt.module)
-        monkeypatch.setattr(cuda_accessor, "cuda_runtime", lambda: found.cuda)
-        made.append(found)
-        return found
-
-    yield make
-    for each in made:
-        assert each.cuda.violations == []
-
-
-@pytest.fixture(autouse=True)
-def _same_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made for the version that the script has, installed or not."""
-    import motrt.engines.plans.build as build
-
-    monkeypatch.setattr(build, "_version", lambda *_: VERSION)
 
 
 def _numbers(backend: Any, bundle: Bundle, chunk: int = 256) -> dict[str, np.ndarray[Any, Any]]:
@@ -525,3 +475,119 @@ def test_absent_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingDependencyError, match=r"Python bindings.*cuda-bindings"):
         cuda_accessor.cuda_runtime()
     cuda_accessor.cuda_runtime.cache_clear()
+
+
+def _ignores_new_addresses(patch: pytest.MonkeyPatch) -> None:
+    bind = Execution._bind
+    patch.setattr(Execution, "_bind", lambda self, *a: bind(self, *a) and not self.is_captured)
+
+
+def _captures_at_once(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: Execution) -> None:
+        self._graph, self._has_run = None, True
+
+    patch.setattr(Execution, "_forget_graph", forget)
+
+
+def _does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cuda_accessor.Cuda, "synchronize", lambda self: None)
+
+
+def _writes_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "motrt.engines.tensorrt_backend.backend.load_engine",
+        lambda *a: dataclasses.replace(load_engine(*a), aliases={}),
+    )
+
+
+def _frees_the_context(patch: pytest.MonkeyPatch) -> None:
+    context = TensorRtCache.context
+
+    def weak(self: TensorRtCache) -> Any:
+        found = context(self)
+        return {
+            name: dataclasses.replace(t, buffer=SimpleNamespace(address=t.buffer.address))  # type: ignore[arg-type]
+            for name, t in found.items()
+        }
+
+    patch.setattr(TensorRtCache, "context", weak)
+
+
+def _has_too_small_an_arena(patch: pytest.MonkeyPatch) -> None:
+    reserve = Arena.reserve
+    patch.setattr(Arena, "reserve", lambda self, nbytes: reserve(self, 256))
+
+
+def _never_refits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Refit, "__call__", lambda self: None)
+
+
+def _swaps_two_weights(patch: pytest.MonkeyPatch) -> None:
+    put = Refit._set
+
+    def swapped(self: Refit, name: str) -> None:
+        store = self._store
+        shape = store.entries[name].shape
+        if name.endswith("down_proj.weight") and ".0." in name:
+            other = next(n for n in store if n.endswith("down_proj.weight") and ".1." in n)
+            assert store.entries[other].shape == shape
+            self._store = type(store)(store.root, store.entries, {name: store[other]})
+        put(self, name)
+        self._store = store
+
+    patch.setattr(Refit, "_set", swapped)
+
+
+def _loses_rows(patch: pytest.MonkeyPatch) -> None:
+    absorb = TensorRtCache.absorb
+
+    def late(self: TensorRtCache, outputs: Any, count: int) -> None:
+        self.length += 1
+        absorb(self, outputs, count)
+        self.length -= 1
+
+    patch.setattr(TensorRtCache, "absorb", late)
+
+
+def _sees_the_padding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        "motrt.engines.tensorrt_backend.reasoner.padded_causal_bias",
+        lambda *a: padded_causal_bias(*a) * 0,
+    )
+
+
+BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (_ignores_new_addresses, "portable"),
+    (_captures_at_once, "native"),
+    (_does_not_wait, "native"),
+    (_writes_elsewhere, "native"),
+    (_frees_the_context, "native"),
+    (_has_too_small_an_arena, "native"),
+    (_never_refits, "native"),
+    (_swaps_two_weights, "portable"),
+    (_loses_rows, "portable"),
+    (_sees_the_padding, "portable"),
+]
+
+
+@pytest.mark.parametrize(("change", "lowering"), BROKEN, ids=lambda v: getattr(v, "__name__", v))
+def test_a_broken_backend_is_seen(
+    stage: Callable[..., Stage],
+    change: Callable[[pytest.MonkeyPatch], None],
+    lowering: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wrong order, wrong address, wrong lifetime, wrong weights: the script or the numbers tell."""
+    place = stage("nano-like", lowering)
+    bundle = Bundle.open(place.root)
+    want = _numbers(OnnxRuntimeBackend(bundle, threads=1), bundle)
+    change(monkeypatch)
+    backend = place.backend()
+
+    def twice() -> None:
+        for _ in range(2):  # the second conversation has buffers of its own
+            _same(_numbers(backend, bundle), want, lowering)
+
+    with pytest.raises((AssertionError, ExecutionError)):
+        twice()
+    place.cuda.waiting = []

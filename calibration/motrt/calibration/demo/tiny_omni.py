@@ -61,7 +61,9 @@ def write_checkpoint(layout: str, folder: str | Path) -> Path:
     return target
 
 
-def prepare_bundle(layout: Layout, folder: Path, precision: str = "fp32") -> Path:
+def prepare_bundle(
+    layout: Layout, folder: Path, precision: str = "fp32", lowering: str = "native"
+) -> Path:
     """Write the checkpoint to ``folder/checkpoint`` and its export to ``folder/bundle``.
 
     What an earlier call wrote is used again.
@@ -84,15 +86,24 @@ def prepare_bundle(layout: Layout, folder: Path, precision: str = "fp32") -> Pat
         )
     if not checkpoint.exists():
         write_checkpoint(layout, checkpoint)
-    _export_in_child(checkpoint, bundle, precision)
+    _export_in_child(checkpoint, bundle, precision, lowering)
     return bundle
 
 
-def _export_in_child(checkpoint: Path, bundle: Path, precision: str) -> None:
+def _export_in_child(checkpoint: Path, bundle: Path, precision: str, lowering: str) -> None:
     """Run ``motrt export`` in a process of its own: this one shall load neither torch nor onnx."""
     command = [sys.executable, "-m", "motrt.export", "export", os.fspath(checkpoint)]
     done = subprocess.run(
-        [*command, "-o", os.fspath(bundle), "--precision", precision, "--quiet"],
+        [
+            *command,
+            "-o",
+            os.fspath(bundle),
+            "--precision",
+            precision,
+            "--lowering",
+            lowering,
+            "--quiet",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

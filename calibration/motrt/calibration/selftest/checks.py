@@ -11,11 +11,12 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from motrt.calibration.score.run import score_bundle
+from motrt.calibration.selftest.gpu import FLAVOURS, try_flavour
 from motrt.engines._onnxruntime import onnxruntime
 from motrt.engines.backend_probe import probe_tensorrt
 from motrt.engines.bundle import Bundle
 from motrt.engines.dtypes import DType
-from motrt.engines.errors import ParityError
+from motrt.engines.errors import MissingDependencyError, ParityError
 from motrt.engines.host import probe_gpus
 from motrt.engines.plans import BuildOptions, BuildShapes, build_plans
 from motrt.engines.plans.targets import Builder
@@ -152,12 +153,24 @@ def rtx_build(place: Workplace) -> str:
     )
 
 
-def gpu(_: Workplace) -> str:
-    """What only a GPU can show."""
+def gpu(place: Workplace) -> str:
+    """Both engines on the GPU: built, run, refitted there and back, captured as graphs."""
     gpus, reason = probe_gpus()
     if not gpus:
         raise SkippedError(f"no NVIDIA GPU ({reason})")
-    raise SkippedError("this version of motrt builds plans and does not run them")
+    if not place.is_packaged:
+        raise SkippedError("the packaged model is built, this bundle is not: motrt build does it")
+    try:
+        tried = [
+            try_flavour(flavour, gpus[0], place.folder, _write_adapter, _require_near)
+            for flavour in FLAVOURS
+        ]
+    except MissingDependencyError as err:
+        raise SkippedError(str(err)) from err
+    told = [each for each in tried if each is not None]
+    if not told:
+        raise SkippedError(f"neither {' nor '.join(FLAVOURS)} is installed")
+    return "; ".join(told)
 
 
 def _small(place: Workplace) -> Bundle:
