@@ -123,10 +123,9 @@ class TensorRtBackend:
         Raises:
             ExecutionError: The plan does not take so many tokens; known before anything runs.
         """
-        loaded = self._loaded.get("generator")
-        if loaded is not None:
-            whole = "generated" if "generated" in loaded.profiles[0].dims else "vision"
-            choose_profile(loaded, {whole: tokens, "context": context})
+        profiles = self._record.profiles("generator")
+        whole = "generated" if "generated" in profiles[0].dims else "vision"
+        choose_profile("generator", profiles, {whole: tokens, "context": context})
         return 0
 
     def component(self, contract: EngineContract, file: str) -> OnnxRuntimeEngine:

@@ -11,7 +11,7 @@ from motrt.engines.errors import ExecutionError
 from motrt.engines.tensorrt_backend.memory import DeviceBuffer, HostBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from motrt.engines.plans.profiles import Profile
     from motrt.engines.tensorrt_backend.device import Device
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-def choose_profile(loaded: Loaded, dims: Mapping[str, int]) -> int:
+def choose_profile(engine: str, profiles: Sequence[Profile], dims: Mapping[str, int]) -> int:
     """Return the profile that takes these sizes; of several, the one tuned for the nearest.
 
     Raises:
@@ -29,7 +29,7 @@ def choose_profile(loaded: Loaded, dims: Mapping[str, int]) -> int:
     """
     fitting = {
         index: sum(abs(math.log((best or 1) / (dims[name] or 1))) for name, best in tuned)
-        for index, profile in enumerate(loaded.profiles)
+        for index, profile in enumerate(profiles)
         if _takes(profile, dims)
         for tuned in [[(name, dim[1]) for name, dim in profile.dims.items() if name in dims]]
     }
@@ -38,10 +38,10 @@ def choose_profile(loaded: Loaded, dims: Mapping[str, int]) -> int:
     asked = ", ".join(f"{name} {value}" for name, value in dims.items())
     ranges = "; or ".join(
         ", ".join(f"{name} {low} to {high}" for name, (low, _, high) in profile.dims.items())
-        for profile in loaded.profiles
+        for profile in profiles
     )
     raise ExecutionError(
-        f"the {loaded.name}'s plan was not built for these sizes",
+        f"the {engine}'s plan was not built for these sizes",
         got=asked,
         expected=ranges,
         fix="Build it with motrt build --max-context, --max-tokens or --size.",

@@ -126,7 +126,7 @@ class TensorRtBranch:
             )
         both = {**self._fixed, **feeds}
         dims = check_arrays(generator.contract.inputs, both, engine="generator")
-        execution = self._held(choose_profile(generator.loaded, dims))
+        execution = self._held(choose_profile("generator", generator.loaded.profiles, dims))
         outputs = {
             spec: tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
             for spec in generator.contract.outputs

@@ -115,7 +115,7 @@ class TensorRtReasoner:
             dims |= {"past": rows, "total": rows + count}
         specs = tuple(spec for spec in self.contract.inputs if spec.name in feeds)
         check_arrays(specs, feeds, engine="reasoner")
-        execution = self._execution(choose_profile(self._loaded, dims))
+        execution = self._execution(choose_profile("reasoner", self._loaded.profiles, dims))
         past = cache.past()
         shapes = {name: array.shape for name, array in feeds.items()}
         shapes |= dict.fromkeys(past, cache.past_shape)

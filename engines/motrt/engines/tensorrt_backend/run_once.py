@@ -45,7 +45,7 @@ def run_once(
     if "capacity" in small:
         whole["capacity"] = loaded.profiles[0].dims["capacity"][2]
     try:
-        profile = choose_profile(loaded, whole)
+        profile = choose_profile(contract.name, loaded.profiles, whole)
     except ExecutionError:
         return None
     execution = Execution(device, loaded, profile, weights, uses_graph=False)
