@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from motrt.engines.cache_limits import cache_names, require_room
 from motrt.engines.contract import Cache
-from motrt.engines.errors import ExecutionError
 
 if TYPE_CHECKING:
     from motrt.engines.dtypes import DType
@@ -41,11 +41,7 @@ class OnnxRuntimeCache:
         self._config = config
         self._dtype = dtype
         self._ort = ort
-        kinds = ("key", "value")
-        layers = range(config.num_hidden_layers)
-        self._names = [f"{i}.{kind}" for i in layers for kind in kinds]
-        # Edge hands the generator keys that were normed once more; values are the reasoner's own.
-        self._context_names = [f"{i}.key" for i in layers] if config.has_context_key_norm else []
+        self._names, self._context_names = cache_names(config)
         self._buffers: dict[str, Array] = {}
         self._context: dict[str, Array] = {}
         self._values: dict[str, Any] = {}
@@ -64,13 +60,7 @@ class OnnxRuntimeCache:
             ExecutionError: They exceed the capacity.
         """
         needed = self.length + count
-        if needed > self.capacity:
-            raise ExecutionError(
-                "the K/V cache is full",
-                got=f"{needed} tokens",
-                expected=f"at most {self.capacity}",
-                fix="Open the runtime with a larger capacity (--capacity), or shorten the prompt.",
-            )
+        require_room(needed, self.capacity)
         if needed <= self.rows:
             return
         self.rows = min(self.capacity, max(needed, 2 * self.rows, _FIRST_ROWS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,14 @@ class TensorSpec:
     name: str
     dtype: DType
     shape: tuple[Dim, ...]
+
+    def sizes(self, dims: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape with its dimensions' values put in."""
+        return tuple(dims[dim] if isinstance(dim, str) else dim for dim in self.shape)
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a tensor of this type and of such a shape."""
+        return math.prod(shape) * self.dtype.itemsize
 
     def describe(self) -> str:
         """Return for example ``logits float32 [batch, logits, 512]``."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from motrt.engines.cache_limits import require_room
 from motrt.engines.causal_mask import causal_bias
-from motrt.engines.errors import ExecutionError
 from motrt.engines.onnxruntime_engine import OnnxRuntimeEngine
 from motrt.export.torch_loading import load_generator, load_reasoner, torch_dtype
 
@@ -131,12 +131,7 @@ class TorchReasoner:
         """Append tokens and return logits."""
         count = inputs_embeds.shape[1]
         total = cache.length + count
-        if total > cache.capacity:
-            raise ExecutionError(
-                "the K/V cache is full",
-                got=f"{total} tokens",
-                expected=f"at most {cache.capacity}",
-            )
+        require_room(total, cache.capacity)
         output = self._module(
             _torch(inputs_embeds),
             _torch(rotary_cos),

@@ -88,7 +88,6 @@ class TensorRtBackend:
                 fix=f"Build it with: motrt build {bundle.root} --backend {flavour} --weights "
                 "inputs, or use residency='separate'.",
             )
-        self._store = bundle.weights()
         self._on_device: DeviceWeights | None = None
         self._loaded: dict[str, Loaded] = {}
         self._addresses: dict[str, dict[str, int]] = {}
@@ -187,9 +186,9 @@ class TensorRtBackend:
         """Make a bundle's weights the present ones; assignments alone, which cannot fail."""
         for engine in unfilled:  # they load again, on the new weights
             self._drop(engine)
-        self.bundle, self._store = bundle, bundle.weights()
+        self.bundle = bundle
         if self._on_device is not None:
-            self._on_device.store = self._store
+            self._on_device.store = bundle.weights()
         if self._reasoner is not None:
             self._reasoner.weights_changed()
         if self._generator is not None:

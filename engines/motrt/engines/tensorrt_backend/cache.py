@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from motrt.engines.cache_limits import cache_names, require_room
 from motrt.engines.contract import Cache
-from motrt.engines.errors import ConfigError, ExecutionError
+from motrt.engines.errors import ConfigError
 from motrt.engines.tensorrt_backend.memory import ALIGNMENT, DeviceBuffer, DeviceTensor
 
 if TYPE_CHECKING:
@@ -60,10 +61,7 @@ class TensorRtCache:
         self._config = config
         self._dtype = dtype
         self._fixed_rows = plan_capacity if kind is Cache.STATIC else None
-        layers = range(config.num_hidden_layers)
-        self._names = [f"{i}.{part}" for i in layers for part in ("key", "value")]
-        # Edge hands the generator keys that were normed once more; values are the reasoner's own.
-        self._context_names = [f"{i}.key" for i in layers] if config.has_context_key_norm else []
+        self._names, self._context_names = cache_names(config)
         self._buffers: dict[str, DeviceBuffer] = {}
         self._context: dict[str, DeviceBuffer] = {}
 
@@ -79,13 +77,7 @@ class TensorRtCache:
             ExecutionError: They exceed the capacity, or the memory.
         """
         needed = self.length + count
-        if needed > self.capacity:
-            raise ExecutionError(
-                "the K/V cache is full",
-                got=f"{needed} tokens",
-                expected=f"at most {self.capacity}",
-                fix="Open the runtime with a larger capacity (--capacity), or shorten the prompt.",
-            )
+        require_room(needed, self.capacity)
         if needed <= self.rows:
             return
         rows = self._fixed_rows or min(self.capacity, max(needed, 2 * self.rows, _FIRST_ROWS))

@@ -107,9 +107,7 @@ class Execution:
 
     def put(self, name: str, array: Array) -> int:
         """Copy an array into an input's memory, in the stream's order; return the address."""
-        host = self._on_host.get(name)
-        if host is None or host.nbytes < array.nbytes:
-            self._on_host[name] = host = HostBuffer(self._device.cuda, _rounded(array.nbytes))
+        host = self._host(name, array.nbytes)
         host.write(array)
         address = self.buffer(name, array.nbytes).address
         self._device.cuda.upload(address, host.address, array.nbytes)
@@ -143,18 +141,21 @@ class Execution:
         self._enqueue()
         self._has_run = True
 
-    def fetch(self, name: str, shape: Shape, spec: TensorSpec) -> tuple[HostBuffer, Shape]:
+    def fetch(self, name: str, nbytes: int) -> HostBuffer:
         """Copy an output to the host, in the stream's order; it is there once that is drained."""
-        nbytes = math.prod(shape) * spec.dtype.itemsize
-        host = self._on_host.get(name)
-        if host is None or host.nbytes < nbytes:
-            self._on_host[name] = host = HostBuffer(self._device.cuda, _rounded(nbytes))
+        host = self._host(name, nbytes)
         self._device.cuda.download(host.address, self._on_device[name].address, nbytes)
-        return host, shape
+        return host
 
     def weights_changed(self) -> None:
         """Forget the graph: TensorRT does not promise that a refit leaves addresses alone."""
         self._forget_graph()
+
+    def _host(self, name: str, nbytes: int) -> HostBuffer:
+        have = self._on_host.get(name)
+        if have is None or have.nbytes < nbytes:
+            self._on_host[name] = have = HostBuffer(self._device.cuda, _rounded(nbytes))
+        return have
 
     def _bind(
         self,

@@ -127,23 +127,22 @@ class TensorRtBranch:
         both = {**self._fixed, **feeds}
         dims = check_arrays(generator.contract.inputs, both, engine="generator")
         execution = self._held(choose_profile("generator", generator.loaded.profiles, dims))
-        outputs = {
-            spec: tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
-            for spec in generator.contract.outputs
-        }
+        outputs = {spec: spec.sizes(dims) for spec in generator.contract.outputs}
         shapes = {name: tuple(value.shape) for name, value in both.items()}
         with generator.device.arena.used_by("generator"), generator.device.cuda.drained():
             addresses = dict(self._addresses)
             for name, array in feeds.items():
                 addresses[name] = execution.put(name, np.ascontiguousarray(array))
             for spec, shape in outputs.items():
-                nbytes = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+                nbytes = spec.nbytes(shape)
                 addresses[spec.name] = execution.buffer(spec.name, nbytes).address
             execution.run(shapes, addresses, outputs)
-            fetched = {s.name: (*execution.fetch(s.name, outputs[s], s), s) for s in outputs}
+            fetched = {
+                spec: execution.fetch(spec.name, spec.nbytes(shape))
+                for spec, shape in outputs.items()
+            }
         return {
-            name: host.read(shape, spec.dtype.numpy)
-            for name, (host, shape, spec) in fetched.items()
+            spec.name: host.read(outputs[spec], spec.dtype.numpy) for spec, host in fetched.items()
         }
 
     def _held(self, profile: int) -> Execution:

@@ -119,10 +119,7 @@ class TensorRtReasoner:
         past = cache.past()
         shapes = {name: array.shape for name, array in feeds.items()}
         shapes |= dict.fromkeys(past, cache.past_shape)
-        outputs = {
-            spec: tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
-            for spec in self.contract.outputs
-        }
+        outputs = {spec: spec.sizes(dims) for spec in self.contract.outputs}
         cuda = self._device.cuda
         with self._device.arena.used_by("reasoner"), cuda.drained():
             addresses = dict(past)
@@ -134,13 +131,14 @@ class TensorRtReasoner:
                 if source is not None:
                     addresses[spec.name] = past[source]
                     continue
-                nbytes = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+                nbytes = spec.nbytes(shape)
                 new[spec.name] = execution.buffer(spec.name, nbytes)
                 addresses[spec.name] = new[spec.name].address
             execution.run(shapes, addresses, outputs)
             cache.absorb(new, count)
             logits = self.contract.outputs[0]
-            host, shape = execution.fetch(logits.name, outputs[logits], logits)
+            shape = outputs[logits]
+            host = execution.fetch(logits.name, logits.nbytes(shape))
         cache.advance(count)
         return host.read(shape, logits.dtype.numpy)
 

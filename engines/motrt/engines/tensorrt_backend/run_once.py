@@ -53,24 +53,21 @@ def run_once(
         spec.name: _padded(spec.name, feeds[spec.name], spec.shape, small, whole)
         for spec in contract.inputs
     }
-    outputs = {
-        spec: tuple(whole[d] if isinstance(d, str) else d for d in spec.shape)
-        for spec in contract.outputs
-    }
+    outputs = {spec: spec.sizes(whole) for spec in contract.outputs}
     with device.arena.used_by(contract.name), device.cuda.drained():
         addresses = {name: execution.put(name, array) for name, array in arrays.items()}
         for spec, shape in outputs.items():
-            nbytes = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+            nbytes = spec.nbytes(shape)
             source = loaded.aliases.get(spec.name, spec.name)
             addresses[spec.name] = execution.buffer(source, nbytes).address
         execution.run({name: a.shape for name, a in arrays.items()}, addresses, outputs)
         fetched = {
-            spec: execution.fetch(loaded.aliases.get(spec.name, spec.name), shape, spec)
+            spec: execution.fetch(loaded.aliases.get(spec.name, spec.name), spec.nbytes(shape))
             for spec, shape in outputs.items()
         }
     results: dict[str, Array] = {}
-    for spec, (host, shape) in fetched.items():
-        array = host.read(shape, spec.dtype.numpy)
+    for spec, host in fetched.items():
+        array = host.read(outputs[spec], spec.dtype.numpy)
         crop = tuple(slice(small[d]) if isinstance(d, str) else slice(None) for d in spec.shape)
         results[spec.name] = np.ascontiguousarray(array[crop])
     return results
